@@ -6,7 +6,6 @@ to the same folder as they are printed.
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
@@ -33,6 +32,7 @@ from perdure.base.executions import (
     query,
     quoted,
 )
+from perdure.base.own_threads import OwnThreads
 from perdure.contract import (
     ArchivedJob,
     ArchivedRole,
@@ -54,6 +54,9 @@ PLACES_VARIABLE: Final = "PERDURE_ARCHIVE_PLACES"
 """Where a worker may write archives, besides `archive_places` of its site's policy: URLs with spaces between them."""
 
 REPORT: Final = "report.html"
+
+WRITES_AT_ONCE: Final = 32
+"""Archives of one namespace that are written at a time: a storage that hangs may hold each try for good."""
 
 Render = Callable[[ArchivedJob], str]
 """Makes the report of a job, as `perdure report` does it."""
@@ -123,6 +126,7 @@ class ArchiveActivities:
         self._client = client
         self._places = places
         self._render = render
+        self._writes = OwnThreads("archive", most=WRITES_AT_ONCE)
 
     @property
     def all(self) -> Sequence[Callable[..., Any]]:
@@ -144,7 +148,7 @@ class ArchiveActivities:
             files[REPORT] = self._render(record).encode()
         folder = archive_folder(request.url, request.namespace, request.name, request.uid)
         try:
-            await asyncio.to_thread(self._write, folder, files)
+            await self._writes.run(request.namespace, lambda: self._write(folder, files))
         except Exception as error:
             # Each storage behind the URL raises errors of its own.
             words = str(error) or type(error).__name__

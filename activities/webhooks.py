@@ -25,8 +25,9 @@ from typing import Any, Final, cast
 import aiohttp
 from aiohttp import AddrInfoType
 from aiohttp.abc import AbstractResolver, ResolveResult
-from aiohttp.resolver import DefaultResolver
 from yarl import URL
+
+from perdure.base.own_threads import Occupied, OwnThreads
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
@@ -36,6 +37,10 @@ TIMEOUT: Final = timedelta(seconds=20)
 
 LONGEST_PAUSE: Final = timedelta(hours=1)
 """The longest pause that a server's `Retry-After` asks for with effect."""
+
+_NAMES_AT_ONCE: Final = 200
+"""Questions for the addresses of one name in progress, as many as there are deliveries: name servers that a user has
+chosen may answer none, for half a minute each."""
 
 _NAT64: Final = ipaddress.IPv6Network("64:ff9b::/96")
 _AGAIN: Final = frozenset({408, 409, 425, 429})
@@ -109,12 +114,14 @@ class _Resolver(AbstractResolver):
     def __init__(self, policy: AddressPolicy, *, encrypted: bool) -> None:
         self._policy = policy
         self._encrypted = encrypted
-        self._resolver = DefaultResolver()
 
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
     ) -> list[ResolveResult]:
-        found = await self._resolver.resolve(host, port, family)
+        try:
+            found = await _names.run(host, lambda: _addresses(host, port, family))
+        except Occupied as error:
+            raise DeliveryFailed(f"the addresses of {host} are not known: {error}") from None
         for one in found:
             if why := self._policy.refusal(one["host"], encrypted=self._encrypted):
                 # Not one of them is tried: a name with both kinds is a name that was made up for this.
@@ -122,7 +129,21 @@ class _Resolver(AbstractResolver):
         return found
 
     async def close(self) -> None:
-        await self._resolver.close()
+        pass
+
+
+_names = OwnThreads("webhook-names", most=_NAMES_AT_ONCE)
+
+
+def _addresses(host: str, port: int, family: socket.AddressFamily) -> list[ResolveResult]:
+    found = socket.getaddrinfo(host, port, family=family, type=socket.SOCK_STREAM, flags=socket.AI_ADDRCONFIG)
+    numeric = socket.AI_NUMERICHOST | socket.AI_NUMERICSERV
+    return [
+        ResolveResult(
+            hostname=host, host=str(place[0]), port=int(place[1]), family=of_kind, proto=protocol, flags=numeric
+        )
+        for of_kind, _, protocol, _, place in found
+    ]
 
 
 async def post(url: str, body: bytes, headers: Mapping[str, str], policy: AddressPolicy) -> None:

@@ -33,6 +33,7 @@ with workflow.unsafe.imports_passed_through():
     from perdure.workflows.companion import JobOwner, accompany, owner_of, start_companion
     from perdure.workflows.node_record import GroupInput
     from perdure.workflows.patching import bounds_grants
+    from perdure.workflows.policy.diagnosis.claims import why_beyond
     from perdure.workflows.policy.services.datasets import (
         MOST_NAMED,
         DatasetState,
@@ -86,6 +87,8 @@ class Dataset:
     def _validate_exchange(self, request: DatasetRequest) -> None:
         if request.sender.uid != self._input.uid:
             raise ApplicationError("the sender is not a node of this job")
+        if refused := why_beyond(request.term.generation, newest=self._state.term.generation):
+            raise ApplicationError(refused)
 
     @workflow.query(description="What is done, leased and set aside")
     def progress(self) -> DatasetView:

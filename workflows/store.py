@@ -24,6 +24,7 @@ with workflow.unsafe.imports_passed_through():
     from perdure.workflows.carrying import Packed, pack, unpack
     from perdure.workflows.companion import JobOwner, accompany, owner_of, start_companion
     from perdure.workflows.node_record import GroupInput
+    from perdure.workflows.policy.diagnosis.claims import why_beyond
     from perdure.workflows.policy.services.store import (
         StoreState,
         Watch,
@@ -72,6 +73,8 @@ class KeyValueStore:
     def _validate_call(self, request: StoreRequest) -> None:
         if request.sender.uid != self._input.uid:
             raise ApplicationError("the sender is not a node of this job")
+        if refused := why_beyond(request.generation, newest=view(self._state).generation):
+            raise ApplicationError(refused)
 
     @workflow.query(description="Keys, bytes and waiting nodes")
     def usage(self) -> StoreView:

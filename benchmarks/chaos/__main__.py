@@ -18,7 +18,7 @@ from rich.table import Table
 
 from perdure.cli.explain import explanation
 
-from .faults import Fault, Kind, draw, inject, memory_of, thaw
+from .faults import Fault, Kind, draw, find, inject, memory_of, thaw
 from .judgement import doubts, never_hit
 from .programs import PROGRAMS, Program, undisturbed
 from .sharded import read
@@ -88,13 +88,16 @@ class Chaos:
         self._last = job
         count = 2 if kind is Kind.RANKS_OF_TWO_NODES else 1
         nodes = tuple(sorted(self.chance.sample(range(job.program.most_nodes), count)))
-        members = await self.site.members(job)
+        # The search takes seconds on a busy machine, in which the job may have begun another world.
+        found = find(kind, uid=job.uid, nodes=nodes)
         memory = [folder for node in nodes for folder in memory_of(job.uid, node)] if kind is Kind.NODE else []
-        when, killed = inject(kind, uid=job.uid, nodes=nodes)
+        phase, members = await self.site.now(job)
+        when, hit = inject(kind, found)
         for folder in memory:
             # It is lost with its machine.
             shutil.rmtree(folder, ignore_errors=True)
-        fault = Fault(kind=kind, job=job.name, nodes=nodes, time=when, processes=len(killed), phase=job.phase)
+        killed = [process for processes in hit.values() for process in processes]
+        fault = Fault(kind=kind, job=job.name, nodes=tuple(hit) or nodes, time=when, processes=len(killed), phase=phase)
         self._note(fault.model_copy(update={"members": members}))
         if kind is Kind.FROZEN_AGENT:
             asyncio.get_running_loop().call_later(self.chance.uniform(*FROZEN), thaw, killed)

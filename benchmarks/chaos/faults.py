@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
@@ -67,6 +67,7 @@ class Fault(BaseModel):
     job: str
     """Empty for a fault of the control plane, which concerns every job."""
     nodes: tuple[int, ...] = ()
+    """The nodes of which a process was signalled; those that were drawn, if none was."""
     time: float
     """Seconds since the epoch."""
     processes: int
@@ -81,20 +82,31 @@ def draw(chance: random.Random) -> Kind:
     return chance.choices(list(WEIGHTS), weights=list(WEIGHTS.values()))[0]
 
 
-def inject(kind: Kind, *, uid: str, nodes: tuple[int, ...]) -> tuple[float, list[psutil.Process]]:
-    """Signals the processes of a kind on these nodes of a job.
+def find(kind: Kind, *, uid: str, nodes: Iterable[int]) -> dict[int, list[psutil.Process]]:
+    """Finds the processes of a kind on these nodes of a job, by node."""
+    return {node: list(victims(kind, f"{uid}/worker-{node}/")) for node in nodes}
+
+
+def inject(kind: Kind, found: Mapping[int, Sequence[psutil.Process]]) -> tuple[float, dict[int, list[psutil.Process]]]:
+    """Signals processes of a kind.
+
+    Args:
+        kind: The kind of fault.
+        found: The processes by node.
 
     Returns:
-        The time in seconds since the epoch, and the processes that were signalled.
+        The time in seconds since the epoch, and the processes that were signalled, by node, without nodes of which
+        none was.
     """
-    hit = [process for node in nodes for process in victims(kind, f"{uid}/worker-{node}/")]
     number = signal.SIGSTOP if kind is Kind.FROZEN_AGENT else signal.SIGKILL
     if kind is Kind.NODE:
         # At once, like a power loss: no process of the node may report the end of the others.
-        for process in hit:
-            _signal(process, signal.SIGSTOP)
+        for processes in found.values():
+            for process in processes:
+                _signal(process, signal.SIGSTOP)
     when = time.time()
-    return when, [process for process in hit if _signal(process, number)]
+    hit = {node: [one for one in processes if _signal(one, number)] for node, processes in found.items()}
+    return when, {node: processes for node, processes in hit.items() if processes}
 
 
 def memory_of(uid: str, node: int) -> set[Path]:

@@ -38,6 +38,7 @@ class Job:
 
     @property
     def phase(self) -> str:
+        """The phase when it was last looked at."""
         return self.status.phase.value if self.status is not None else "unknown"
 
 
@@ -89,13 +90,14 @@ class Site:
         if not self.unfinished():
             self.all_ended.set()
 
-    async def members(self, job: Job) -> tuple[int, ...] | None:
-        """The nodes of a job's world; None while the control plane is away."""
+    async def now(self, job: Job) -> tuple[str, tuple[int, ...] | None]:
+        """A job's phase, and the nodes of its world; "unknown" and None while the control plane is away."""
         with suppress(PerdureError, TimeoutError):
             async with asyncio.timeout(2):
                 nodes = await self.client.nodes(job.name)
-                return tuple(node.rank for node in nodes if node.group_rank is not None)
-        return None
+                status = await self.client.status(job.name)
+                return status.phase.value, tuple(node.rank for node in nodes if node.group_rank is not None)
+        return "unknown", None
 
     def unfinished(self) -> list[Job]:
         return [job for job in self.jobs if job.result is None]

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 import psutil
 
-from benchmarks.chaos.faults import Kind, inject, victims
+from benchmarks.chaos.faults import Kind, find, inject, victims
 from benchmarks.recovery.processes import TrialFailed, eventually
 
 from .machines import INTERFACE, Machine, placement, set_right, skew
@@ -60,8 +60,8 @@ class Kill(Injection):
     nodes: Sequence[int] = (1,)
 
     async def inject(self, run: Run) -> float:
-        at, killed = inject(self.kind, uid=run.uid, nodes=tuple(self.nodes))
-        if len(killed) < len(self.nodes):
+        at, hit = inject(self.kind, find(self.kind, uid=run.uid, nodes=self.nodes))
+        if len(hit) < len(self.nodes):
             raise TrialFailed(f"no {self.kind} to kill")
         return at
 

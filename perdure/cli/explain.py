@@ -120,12 +120,17 @@ def _meaning(incident: IncidentView) -> str:
         return "no verdict yet"
     if incident.failure is None:
         by_user = "USER" in sources
-        return "requested by a user" if by_user else "nothing failed: the available nodes changed"
+        why = "requested by a user" if by_user else "the available nodes changed"
+        return f"{'' if by_user or incident.also_failed else 'nothing failed: '}{why}{_also_failed(incident)}"
     culprit = "" if incident.culprit is None else f"; culprit: node {incident.culprit}"
-    if incident.also_failed:
-        several = "s" if len(incident.also_failed) > 1 else ""
-        culprit += f"; also failed: node{several} {', '.join(map(str, incident.also_failed))}"
+    culprit += _also_failed(incident)
     return f"{FAILURE_CLASSES[incident.failure].meaning}{culprit}{_suspicion(incident)}; {_confidence(incident)}"
+
+
+def _also_failed(incident: IncidentView) -> str:
+    several = "s" if len(incident.also_failed) > 1 else ""
+    nodes = ", ".join(map(str, incident.also_failed))
+    return f"; also failed: node{several} {nodes}" if nodes else ""
 
 
 def _suspicion(incident: IncidentView) -> str:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from datetime import UTC, datetime, timedelta
 
+import psutil
 import pytest
 
-from benchmarks.chaos.faults import Fault, Kind
+from benchmarks.chaos.faults import Fault, Kind, inject
 from benchmarks.chaos.judgement import doubts, never_hit
 from perdure.contract import Evidence, EvidenceSource, FailureClass, IncidentView
 
@@ -60,3 +63,10 @@ def test_kinds_that_never_hit_a_process_are_named():
     missed = [fault(Kind.AGENT).model_copy(update={"processes": 0})] * 3
     assert never_hit([*missed, fault(Kind.RANK)]) == [Kind.AGENT]
     assert never_hit([*missed, fault(Kind.AGENT)]) == []
+
+
+def test_a_node_without_a_process_of_the_kind_was_not_hit():
+    """The third node of an elastic world may have no rank yet, and no incident can show the end of one."""
+    with psutil.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        _, hit = inject(Kind.RANKS_OF_TWO_NODES, {1: [process], 2: []})
+    assert hit == {1: [process]}

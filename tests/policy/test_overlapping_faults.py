@@ -7,10 +7,13 @@ from __future__ import annotations
 
 from datetime import timedelta
 
+from hypothesis import given
+from hypothesis import strategies as st
+
 from perdure.cli.explain import explanation
 from perdure.contract import FailureClass, IncidentView, JobPhase
 from perdure.contract.transitions import NodeCommanded, NodeStepping, NodeUnreachable, NodeUnresponsive
-from perdure.workflows.policy.facts.events import RestartRequested
+from perdure.workflows.policy.facts.events import RestartRequested, ScaleRequested
 from tests.policy.scenario import Scenario
 
 
@@ -98,6 +101,62 @@ def test_a_failure_after_a_restart_that_a_user_asked_for_is_not_that_restart():
     asked, failed = job.state.incidents
     assert asked.title == "restart requested by a user: new config"
     assert failed.culprit == 0
+
+
+def test_a_rank_killed_while_another_world_is_sent_on_request_is_named():
+    job = Scenario("2").running().take(RestartRequested(reason="new config")).rank_killed(1, generation=1)
+    [incident] = job.state.incidents
+    assert (incident.failure, incident.culprit, incident.also_failed) == (None, None, (1,))
+    assert told(incident)["MEANS"] == "requested by a user; also failed: node 1"
+    assert "rank 1 SIGKILL" in explanation(incident, job="job", flag="").plain
+
+
+def test_a_rank_killed_while_its_world_grows_is_named():
+    job = Scenario("2:3").ready(0, 1).wait(60).steps().ready(2).rank_killed(1, generation=1)
+    [incident] = job.state.incidents
+    assert (job.generation, incident.also_failed) == (2, (1,))
+    assert told(incident)["MEANS"] == "the available nodes changed; also failed: node 1"
+
+
+def test_ranks_that_lose_their_peers_while_their_world_grows_have_not_failed():
+    job = Scenario("2:3").ready(0, 1).wait(60).steps().ready(2).peer_failed(1, generation=1)
+    [incident] = job.state.incidents
+    assert told(incident)["MEANS"] == "nothing failed: the available nodes changed"
+    assert len(incident.evidence) == 1
+
+
+def test_a_rank_killed_while_a_requested_world_waits_for_those_that_leave_is_named():
+    job = Scenario("3", backend="local").running().take(ScaleRequested(minimum=2, maximum=2))
+    job.rank_killed(0, generation=1)
+    [incident] = job.state.incidents
+    assert (job.generation, incident.also_failed) == (1, (0,))
+
+
+_BEFORE = {
+    "a rank is killed": lambda job: job.rank_killed(0),
+    "a node is lost": lambda job: job.lost(0),
+    "a restart is requested": lambda job: job.take(RestartRequested()),
+    "it shrinks": lambda job: job.take(ScaleRequested(minimum=2, maximum=2)),
+    "ranks lose a peer": lambda job: job.peer_failed(2),
+    "nothing happens": lambda job: job,
+}
+
+
+@given(
+    nodes=st.sampled_from(["3", "2:3"]),
+    before=st.sampled_from(sorted(_BEFORE)),
+    later=st.floats(0, 10),
+    commanded=st.booleans(),
+)
+def test_a_killed_rank_is_shown_whatever_its_world_was_ended_by(nodes: str, before: str, later: float, commanded: bool):
+    """Its agent reports it, late or in time, as of the world in which it happened."""
+    job = Scenario(nodes).running()
+    _BEFORE[before](job).wait(later)
+    if commanded:
+        accepted(job, *(rank for rank in job.state.world.members if job.node(rank).alive) if job.state.world else ())
+    job.rank_killed(1, generation=1)
+    shown = [(one.rank, one.text) for incident in job.state.incidents for one in incident.evidence]
+    assert (1, "rank 1 SIGKILL") in shown
 
 
 def test_reports_about_an_older_world_belong_to_the_incident_that_ended_it():

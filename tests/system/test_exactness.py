@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.chaos.faults import Kind, inject
+from benchmarks.chaos.faults import Kind, find, inject
 from perdure.contract import JobPhase
 from tests.support.allocation import REPOSITORY
 from tests.system.site import PATIENCE, Job, Site
@@ -56,7 +56,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
 async def kill(site: Site, job: Job, kind: Kind, chance: random.Random) -> bool:
     """Kills one part, and restarts it if it is one of the control plane; returns whether that ends the world."""
     if kind not in (Kind.WORKER, Kind.SERVER):
-        _, killed = inject(kind, uid=job.uid, nodes=(chance.randrange(2),))
+        _, killed = inject(kind, find(kind, uid=job.uid, nodes=(chance.randrange(2),)))
         return bool(killed) and kind in (Kind.RANK, Kind.NODE)
     plane = site.control_plane
     plane.kill_worker() if kind is Kind.WORKER else plane.kill_server()

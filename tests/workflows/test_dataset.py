@@ -162,6 +162,9 @@ async def test_what_it_cannot_read_and_what_a_stranger_sends_changes_nothing(fle
     stranger = played.request.node.model_copy(update={"uid": "00000000"})
     with pytest.raises(WorkflowUpdateFailedError):
         await reader.exchange(shards=1, sender=stranger)
+    with pytest.raises(WorkflowUpdateFailedError) as refused:
+        await reader.exchange(shards=1, term=Term(generation=2**60))
+    assert "is not one of this job" in str(refused.value.cause)
     name = dataset_workflow_id(handle.id, played.request.node.uid, "train")
     for malformed in ({"term": 1}, {"ranks": [{"rank": -1}]}, "text"):
         with pytest.raises(WorkflowUpdateFailedError):

@@ -22,6 +22,7 @@ from perdure.contract import (
     StoreView,
 )
 from perdure.contract.names import dataset_workflow_id, store_workflow_id
+from perdure.workflows.policy.diagnosis.claims import MOST_AHEAD_OF_SERVICE
 from tests.support.waiting import eventually
 from tests.workflows.fleet import Fleet, job_spec, submit
 from tests.workflows.jobs import RUN_ENDS, node, running, seen
@@ -124,6 +125,10 @@ async def test_what_it_cannot_read_and_what_a_stranger_sends_changes_nothing(fle
     for malformed in ({"generation": 1}, {"generation": 1, "calls": [{"client": ""}]}, "text"):
         with pytest.raises(WorkflowUpdateFailedError):
             await first.store.execute_update("call", malformed)
+    for made_up in (2 + MOST_AHEAD_OF_SERVICE, 2**60, 10**30):
+        with pytest.raises(WorkflowUpdateFailedError) as refused:
+            await first.send(first.call(StoreAction.SET, "k", values=(b"2",)), generation=made_up)
+        assert "is not one of this job" in str(refused.value.cause)
     assert (await second.ask(StoreAction.GET, "k")).values == (b"1",)
 
 

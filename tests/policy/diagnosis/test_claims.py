@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from perdure.contract import CheckpointRef, JobPhase, RankExit, Restore, RestoreSource
-from perdure.contract.agents import LARGEST_NUMBER, UNKNOWN_RANK
+from perdure.contract import CheckpointRef, JobPhase, Progress, ProgressSource, RankExit, Restore, RestoreSource
+from perdure.contract.agents import LARGEST_NUMBER, UNKNOWN_RANK, PrintedLines
 from perdure.contract.transitions import (
     AnyTransition,
     NodeJoined,
@@ -107,3 +107,20 @@ def test_only_the_node_of_rank_0_reports_what_all_ranks_continue_with() -> None:
     job.transition(0, NodeRestoredCheckpoint, generation=1, restored=restored)
     assert job.state.checkpoints.restored_step == 7
     assert job.state.wrong_claims == 1
+
+
+@pytest.mark.parametrize("ahead", [2, MOST_AHEAD + 1, 2**60])
+def test_progress_of_a_generation_that_is_not_the_jobs_hides_no_later_one(ahead: int) -> None:
+    job = running()
+    first, second = (Progress(step=step, source=ProgressSource.REPORTED, generation_steps=step) for step in (5, 50))
+    job.rank_killed(1, progress=first.replace(generation=job.generation + ahead))
+    job.ready(0, 1, after=1).steps().rank_killed(0, progress=second.replace(generation=job.generation))
+    assert job.state.progress is not None
+    assert job.state.progress.step == 50
+
+
+def test_lines_of_a_generation_that_is_not_the_jobs_hide_no_others() -> None:
+    job = running()
+    keys = PrintedLines(generation=1)
+    job.rank_killed(1, printed=keys.replace(generation=2**60)).rank_killed(0, generation=1, printed=keys)
+    assert [(one.rank, one.printed.generation) for one in job.state.lines] == [(0, 1)]

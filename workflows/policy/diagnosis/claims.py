@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from perdure.contract.agents import MOST_EXITS, UNKNOWN_RANK, Failure, FailureKind, RankExit
+from perdure.contract.base import shorten
 
 if TYPE_CHECKING:
     # Agents verify exits without a job's state, and start sooner without its models.
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
 MOST_AHEAD = 10_000
 """Generations by which a node can be ahead of its job. One that was reset has lost the worlds of its last run, whose
 history has room for fewer."""
+
+MOST_AHEAD_OF_SERVICE = 1_000_000
+"""Generations by which a node can be ahead of a store or a dataset, which learns of none before it is used."""
 
 
 def own_exits(
@@ -87,6 +91,18 @@ def may_report_restore(state: RoleInJob, node: NodeState, generation: int) -> bo
 def is_possible(state: RoleInJob, generation: int) -> bool:
     """Whether a node can be in this generation."""
     return generation <= state.generation + MOST_AHEAD
+
+
+def why_beyond(generation: int, *, newest: int) -> str:
+    """Why a service of the job refuses a generation; empty if a node can be in it.
+
+    Args:
+        generation: What a node says.
+        newest: The newest that the service knows.
+    """
+    if generation <= newest + MOST_AHEAD_OF_SERVICE:
+        return ""
+    return f"generation {shorten(str(generation), 30)} is not one of this job, whose newest one known here is {newest}"
 
 
 def count(state: RoleInJob, text: str, number: int = 1) -> RoleInJob:

@@ -47,7 +47,7 @@ def interrupt(
         spoils = state.behavior >= Behavior.RELEASE_0_4 and (failure.number or failure.corruption) is not None
         if not silent and not spoils:
             # A user's request is in progress and restarts every rank anyway.
-            return state
+            return incidents.record_failure_beside_request(state, failure, now=now)
         # The request waits for a silent member while the others train, and now they no longer do. Or the next world
         # must not load what this one has saved last, and perhaps not run on this machine.
         interruption = Interruption(since=now)

@@ -23,7 +23,7 @@ def take(state: RoleInJob, rank: int, printed: PrintedLines) -> RoleInJob:
     """Keeps what a node reports of its output, and compares it with that of the others."""
     kept = tuple(one for one in state.lines if one.printed.generation == printed.generation)
     newer = any(one.printed.generation > printed.generation for one in state.lines)
-    if newer or any(one.rank == rank for one in kept):
+    if newer or printed.generation > state.generation or any(one.rank == rank for one in kept):
         return state
     known = NodeLines(rank=rank, printed=printed)
     first_ones = kept if len(kept) < _COMPARED else kept[1:]

@@ -7,6 +7,7 @@ from datetime import datetime, timedelta
 from perdure.contract import AgentMessage, Progress, ProgressSource
 from perdure.contract.courses import join_courses
 from perdure.contract.peaks import join_peaks
+from perdure.workflows.policy.behavior import Behavior
 from perdure.workflows.policy.state.job import RoleInJob
 from perdure.workflows.policy.state.node import NodeState
 
@@ -36,6 +37,9 @@ def take_progress(state: RoleInJob, reported: Progress | None) -> RoleInJob:
     """Takes in the progress of a node, and the most that it has used of its machine."""
     if reported is None:
         return state
+    if reported.generation > state.generation and state.behavior >= Behavior.RELEASE_0_4:
+        # Nothing later would count as progress. A job that was reset soon learns in which generation its nodes are.
+        reported = reported.replace(generation=state.generation)
     peaks = join_peaks((state.peaks, reported.peaks))
     return state.replace(progress=_newest(state, reported.replace(peaks=None)), peaks=peaks)
 

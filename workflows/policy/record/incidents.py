@@ -307,20 +307,31 @@ def explain_earlier_world(state: RoleInJob, failure: NodeFailure, *, generation:
     """Takes in a report about a world that is over, which does not end the current one.
 
     It becomes evidence of the incident that ended that world, a node that failed by itself is named there, and ranks
-    that report their own end are no suspects. All that is dropped where there is no such incident.
+    that report their own end are no suspects. All that is dropped where there is no such incident. Of a world that
+    ended by request, as for one of another size, only nodes that failed by themselves are recorded.
     """
     evidence = failure.evidence
+    own = failed_by_themselves([failure])
     for incident in reversed(state.own_incidents):
-        if incident.generation_before == generation and incident.failure is not None:
-            more = failed_by_themselves([failure]) - {incident.culprit, *incident.also_failed}
+        ended_it = incident.failure is not None or (own and incident.observation is None)
+        if incident.generation_before == generation and ended_it:
             update: dict[str, object] = {
-                "also_failed": (*incident.also_failed, *sorted(more)),
+                "also_failed": (*incident.also_failed, *sorted(own - {incident.culprit, *incident.also_failed})),
                 "suspects": without(incident.suspects, failure.rank, failure.ranks),
             }
             if evidence not in incident.evidence and not incident.left_out:
                 update["evidence"] = (*incident.evidence, evidence)[-KEPT_EVIDENCE:]
             return _replace(state, incident.replace(**update))
     return state
+
+
+def record_failure_beside_request(state: RoleInJob, failure: NodeFailure, *, now: datetime) -> RoleInJob:
+    """Records a node that failed by itself while the ranks of its world are about to be restarted by request."""
+    own, incident = failed_by_themselves([failure]), state.open_incident
+    if incident is None or not own:
+        return state
+    also_failed = (*incident.also_failed, *sorted(own - {incident.culprit, *incident.also_failed}))
+    return add_evidence(_replace(state, incident.replace(also_failed=also_failed)), failure.evidence, now=now)
 
 
 def record_own_lines(state: RoleInJob, incident: IncidentView, lines: tuple[str, ...]) -> RoleInJob:
