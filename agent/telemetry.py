@@ -20,6 +20,8 @@ from perdure.agent.stall_watch import StallLimits, StallWatch
 from perdure.agent.state import AgentState
 from perdure.agent.step_times import StepTimesReports, with_slowed_devices
 from perdure.contract.agents import LeaseView, PaceReport, PortsChanged, ResourceUse, StepTimesReport
+from perdure.contract.checkpoints import HoldRequest
+from perdure_training.node_api import hold_times
 from perdure_training.node_api.bodies import UsageReport
 
 _LOOK = 0.5
@@ -66,6 +68,10 @@ class Telemetry:
         """The newest generation that the node has entered."""
         self._entered_at = 0.0
         """The time at which this agent first saw that."""
+        self._hold: HoldRequest | None = None
+        """The request to wait at a step that the ranks follow."""
+        self._hold_seen_at = 0.0
+        """The time at which this agent first saw it."""
         self._on_preparing = on_preparing
         self._preparing_due: float | None = None
         self._step_times = StepTimesReports()
@@ -120,7 +126,7 @@ class Telemetry:
             self.look_for_preparation(loop.time())
             self._look_for_entering(loop.time())
             self._look(loop.time())
-            self._look_for_stall(loop.time())
+            self.look_for_stall(loop.time())
             self._look_for_ports()
             if loop.time() >= keep_at:
                 keep_at = loop.time() + _KEEP_AGAIN
@@ -170,10 +176,10 @@ class Telemetry:
         if state.finished >= state.entered:
             self._ranks.end()
 
-    def _look_for_stall(self, now: float) -> None:
+    def look_for_stall(self, now: float) -> None:
+        """Has ranks that make no step looked at, and reports them once that lasts too long."""
         stall, detector = self._node.config.timing.stall, self._ranks.stall_detector
-        hold = self._node.state.hold
-        if hold is not None and hold.generation == self._node.state.entered:
+        if self._waits_by_request(now):
             detector.excuse(now)
         idle = detector.idle(now)
         self._node.training.keep_pauses(detector.take_pauses())
@@ -197,6 +203,15 @@ class Telemetry:
             )
         elif idle < limits.first_look:
             self._node.training.report_stall_end()
+
+    def _waits_by_request(self, now: float) -> bool:
+        """Whether the ranks may wait at a step, as a planned change requests. They train on where they are not ended,
+        and the request may last."""
+        hold = self._node.state.hold
+        if hold != self._hold:
+            self._hold, self._hold_seen_at = hold, now
+        is_own = hold is not None and hold.generation == self._node.state.entered
+        return is_own and now - self._hold_seen_at < hold_times.LONGEST
 
     def _end_watch(self) -> None:
         if self._watch is not None:

@@ -28,6 +28,7 @@ from perdure_training.checkpoint.resharding import FormerSnapshot
 from perdure_training.checkpoint.save_turns import SaveTurns, turns_of
 from perdure_training.checkpoint.world import Completeness, RankIdentity
 from perdure_training.node_api.agent_client import Json
+from perdure_training.node_api.hold_times import ENDED_WITHIN, LONGEST, MARGIN, REPORTED_WITHIN, SAFE_WITHIN
 from perdure_training.node_api.storage_link import StorageAway, StorageLink, StorageProblem
 from perdure_training.snapshots.arena import Arena
 
@@ -35,13 +36,6 @@ logger = logging.getLogger(__name__)
 
 _LEAD = 2
 """Steps between the choice of a step and that step: every rank has made one step together with rank 0 by then."""
-_SAFE_WITHIN = 60.0
-"""Seconds within which all ranks must have saved the step, and its copies must have arrived."""
-_ENDED_WITHIN = 60.0
-"""Seconds for which the ranks then wait to be ended."""
-_MARGIN = 15.0
-"""Seconds that the others wait longer than rank 0, which tells them when to train on."""
-_REPORTED_WITHIN = 20.0
 _LOOK = 0.02
 
 
@@ -184,9 +178,7 @@ class PlannedHold:
             rank.finish(hold.number)
 
     def _wait(self, hold: Hold, held: Mapping[str, HeldState]) -> None:
-        until = (
-            time.monotonic() + _SAFE_WITHIN + _ENDED_WITHIN + _REPORTED_WITHIN + (_MARGIN if self._own.rank else 0.0)
-        )
+        until = time.monotonic() + LONGEST - (0.0 if self._own.rank else MARGIN)
         with contextlib.suppress(RuntimeError):
             for name, state in held.items():
                 if not state.saved:
@@ -244,21 +236,21 @@ class PlannedHold:
         }
         assert self._link is not None
         try:
-            self._link.insist(report, patience=_REPORTED_WITHIN)
+            self._link.insist(report, patience=REPORTED_WITHIN)
         except (StorageAway, StorageProblem) as error:
             problem = str(error)
         if problem:
             logger.warning("perdure: the ranks do not wait at step %d for a change that is planned: %s", step, problem)
         else:
             logger.warning("perdure: the ranks wait at step %d, as a change that is planned ends them", step)
-            ended = min(time.monotonic() + _ENDED_WITHIN, until)
+            ended = min(time.monotonic() + ENDED_WITHIN, until)
             while time.monotonic() < ended and self._requested() == hold:
                 time.sleep(_LOOK)
         self._store.set(self._key(hold, "over"), "")
 
     def _problem(self, hold: Hold, held: Mapping[str, HeldState]) -> str:
         """Waits until what all checkpointers have saved is safe; returns why it is not."""
-        until = time.monotonic() + _SAFE_WITHIN
+        until = time.monotonic() + SAFE_WITHIN
         for name, state in held.items():
             problem = self._until_safe(hold, state, until)
             if not problem and hold.resizes and not state.replicated:
@@ -278,7 +270,7 @@ class PlannedHold:
                 return "a node has no room for the copies of another node's snapshots"
             if time.monotonic() >= until:
                 what = "its copies were not on other nodes" if hold.copies else "not all ranks had saved it"
-                return f"{what} within {_SAFE_WITHIN:.0f} s"
+                return f"{what} within {SAFE_WITHIN:.0f} s"
             time.sleep(_LOOK)
         return ""
 
@@ -289,7 +281,7 @@ class PlannedHold:
             key = f"values/{name}/{rank}"
             while not self._store.check([self._key(hold, key)]):
                 if time.monotonic() >= until:
-                    return f"rank {rank} did not say within {_SAFE_WITHIN:.0f} s which values it has"
+                    return f"rank {rank} did not say within {SAFE_WITHIN:.0f} s which values it has"
                 time.sleep(_LOOK)
             values.append(self._told(hold, key))
         if problem := next((one for one in values if isinstance(one, str)), ""):
@@ -303,7 +295,7 @@ class PlannedHold:
 
     def _values(self, state: HeldState) -> Any:
         """What tells whether the ranks have the same values: of those that are not split. Why that is not known."""
-        own, until = self._own, time.monotonic() + _SAFE_WITHIN
+        own, until = self._own, time.monotonic() + SAFE_WITHIN
         while time.monotonic() < until:
             for slot, header in state.arena.snapshots():
                 if (header.step, header.rank, header.generation) == (state.step, own.rank, own.generation):
@@ -313,7 +305,7 @@ class PlannedHold:
                         return f"rank {own.rank}: {error}"
             # Another thread makes it valid.
             time.sleep(_LOOK)
-        return f"the snapshot of rank {own.rank} was not valid within {_SAFE_WITHIN:.0f} s"
+        return f"the snapshot of rank {own.rank} was not valid within {SAFE_WITHIN:.0f} s"
 
     def _key(self, hold: Hold, name: str) -> str:
         return f"hold/{hold.number}/{name}"

@@ -1,8 +1,9 @@
 """Looks for the newest state in storage before a world begins, and waits for one that is known to have existed.
 
-Rank 0 looks and decides for all. What the job has committed and the storage does not show was not lost by that: the
-storage is not mounted, or is another one. Nor is a step that a node has in its memory which is on its way back. A world
-that began below it would throw away what was trained since, and delete it later.
+Rank 0 looks and decides for all, once every node has found the same in its own storage. What the job has committed and
+the storage does not show was not lost by that: the storage is not mounted, or is another one. Nor is a step that a node
+has in its memory which is on its way back. A world that began below it would throw away what was trained since, and
+delete it later.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ _REPORTED = 3.0
 """Seconds of waiting after which the job learns of it."""
 _REWORDED = 60.0
 """Seconds after which it learns of another reason: each report is an event of its history."""
+_LISTED = 30.0
+"""Seconds in which the storage of another node must list its checkpoints."""
 _KEPT_ALIVE = 10.0
 """Seconds between two reports to the node's agent that this rank waits."""
 _SHORTEST, _LONGEST = 0.05, 1.0
@@ -134,6 +137,10 @@ class StateSearch:
         self._told_agent = self._begun
         self._told_job: tuple[float, str] | None = None
         self._warned = False
+        self._round = 0
+        """Counts the questions of rank 0 to other nodes."""
+        self._lacking: list[int] = []
+        """As rank 0: the ranks whose nodes lacked something when they were last asked."""
 
     def find(self, expected: Expected, lookup: Lookup, *, stores: bool, source: str) -> Found:
         """Looks in the storage for what is newer than the memory, and waits for what is known to exist.
@@ -165,6 +172,7 @@ class StateSearch:
         for _ in self._looks():
             if self._store.check(["found"]):
                 break
+            self._answer()
         text = self._store.get("found").decode()
         if not text:
             raise StateLost(self._store.get("lost").decode())
@@ -175,7 +183,7 @@ class StateSearch:
         looks = self._looks()
         while True:
             next(looks)
-            found = self._look(expected, lookup, stores=stores)
+            found = self._on_all_nodes(self._look(expected, lookup, stores=stores))
             waited = time.monotonic() - self._begun
             if not self._awaits(expected, found.lookup, waited):
                 return found
@@ -210,17 +218,87 @@ class StateSearch:
         newer = [one for one in everything if lookup.in_memory is None or int(one["step"]) > lookup.in_memory]
         return Found(newer, distrusted, bool(answer.get("start_over")), lookup)
 
+    def _on_all_nodes(self, found: Found) -> Found:
+        """What all nodes can load of it: nothing, where the storage of one of them lacks a checkpoint or is away."""
+        own = self._own
+        if not found.checkpoints or own.local_world_size == own.world_size:
+            return found
+        folders = [str(one["folder"]) for one in found.checkpoints]
+        # Those that had it need not look each second, and are asked again once none lacks it.
+        problems = self._ask_nodes(folders, self._lacking) if self._lacking else []
+        problems = problems or self._ask_nodes(folders, range(1, own.world_size))
+        self._lacking = [rank for rank, _, _ in problems]
+        if not problems:
+            return found
+        _, storage, problem = problems[0]
+        if len(problems) > 1:
+            problem += f" (and {len(problems) - 1} more)"
+        if found.lookup.problem:
+            storage, problem = found.lookup.storage, found.lookup.problem
+        return Found(lookup=replace(found.lookup, storage=storage, in_storage=None, problem=problem))
+
+    def _ask_nodes(self, folders: Sequence[str], ranks: Sequence[int]) -> list[tuple[int, str, str]]:
+        """Asks these ranks whether their nodes have the folders; returns those which have not, with what they found."""
+        self._round += 1
+        asked = {"node": self._node, "folders": folders, "ranks": list(ranks)}
+        self._store.set(f"asked/{self._round}", json.dumps(asked))
+        for _ in self._looks():
+            if self._store.add(f"answered/{self._round}", 0) >= len(ranks):
+                break
+        if not self._store.add(f"lacking/{self._round}", 0):
+            return []
+        keys = {rank: f"lacks/{self._round}/{rank}" for rank in ranks}
+        found = [(rank, json.loads(self._store.get(key))) for rank, key in keys.items() if self._store.check([key])]
+        return [(rank, storage, problem) for rank, (storage, problem) in found]
+
+    def _answer(self) -> None:
+        """Says what the storage of this node lacks, once rank 0 asks it."""
+        key, store, own = f"asked/{self._round + 1}", self._store, self._own
+        if not store.check([key]):
+            return
+        self._round += 1
+        asked: Json = json.loads(store.get(key))
+        if own.rank not in asked["ranks"]:
+            return
+        # One rank of each node looks.
+        if own.local_rank == 0 and (lacks := self._lacks(asked)) is not None:
+            store.set(f"lacks/{self._round}/{own.rank}", json.dumps(lacks))
+            store.add(f"lacking/{self._round}", 1)
+        store.add(f"answered/{self._round}", 1)
+
+    def _lacks(self, asked: Json) -> tuple[str, str] | None:
+        """What the storage of this node is, and its problem; None where it has all that rank 0 has found."""
+        if self._link is None:
+            return None
+        try:
+            answer = self._link.ask({"request": "list", "place": self._place}, within=_LISTED)
+        except (StorageAway, StorageProblem) as error:
+            return AWAY, f"{self._node}: {error}"
+        listed = {str(one["folder"]) for one in answer["checkpoints"]}
+        missing = next((folder for folder in asked["folders"] if folder not in listed), None)
+        if missing is None:
+            return None
+        url = answer.get("url") or "the storage"
+        why = "it is not mounted there, or is another one"
+        return LACKS, f"{self._node}: {url} has no {missing}, which {asked['node']} has: {why}"
+
+    @property
+    def _node(self) -> str:
+        own = self._own
+        return f"node {own.node}" if own.node is not None else f"the node of rank {own.rank}"
+
     def _awaits(self, expected: Expected, lookup: Lookup, waited: float) -> bool:
         """Whether to look once more."""
-        if lookup.storage == AWAY and expected.accepts_less:
-            return waited < SURE
-        if lookup.storage == AWAY and not expected.folder and lookup.in_memory is None:
-            # It may have checkpoints of a job before this one.
-            if waited >= PATIENCE:
-                raise StorageAway(lookup.problem)
-            return True
-        if lookup.storage in (AWAY, LACKS) and expected.folder:
-            return expected.on_loss == WAIT or waited < SURE
+        if lookup.storage in (AWAY, LACKS):
+            if expected.accepts_less and (lookup.storage == AWAY or not expected.folder):
+                return waited < SURE
+            if expected.folder:
+                return expected.on_loss == WAIT or waited < SURE
+            if lookup.in_memory is None:
+                # It may have checkpoints of a job before this one.
+                if waited >= PATIENCE:
+                    raise StorageAway(lookup.problem)
+                return True
         lost = bool(self._lost(expected, lookup))
         return lost and expected.on_loss == WAIT and expected.may_return
 

@@ -12,9 +12,9 @@ import pytest
 
 from perdure.agent.progress import ProgressReader
 from perdure.agent.telemetry import Telemetry
-from perdure.contract import Stepping
+from perdure.contract import HoldRequest, Stall, Stepping
 from perdure.spec.checkpoint import Checkpoint
-from perdure_training.node_api import layout
+from perdure_training.node_api import hold_times, layout
 from perdure_training.node_api.bodies import EnteredReport, LauncherHello
 from perdure_training.node_api.progress_file import COUNTED, OwnStepTimes, ProgressFile, StepTimes, progress_path
 from tests.agent.bench import Bench
@@ -97,6 +97,29 @@ def test_a_lease_carries_for_how_long_no_rank_has_stepped_beside_the_usual_time_
     assert abs(view.usual_step.total_seconds() - 0.1) < 0.01
     bench.apply(2)
     assert telemetry.view(1).idle is None, "ranks that are to end need not step"
+
+
+def test_a_request_to_wait_at_a_step_excuses_ranks_no_longer_than_they_wait(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    bench.apply(1)
+    bench.enter(1)
+    bench.node.training.report_stepping(1, counted=True, starts=None)
+    ranks = ProgressReader(tmp_path)
+    telemetry = Telemetry(bench.node, ranks, to_group=bench.group)
+    writer = ProgressFile(progress_path(tmp_path / layout.PROGRESS, 0), generation=1, pid=100, source=COUNTED)
+    for step in range(1, 12):
+        writer.write(step, time=time.time())
+        ranks.sample(generation=1, base_rank=0, processes=1, now=step / 10)
+    usual, after = ranks.stall_detector.usual, bench.config.timing.stall.after.total_seconds()
+    reported: list[float] = []
+    for now in range(2, 1000):
+        if now in (2, 202):
+            bench.desire(hold=HoldRequest(number=now, generation=1))
+        telemetry.look_for_stall(now)
+        assert ranks.stall_detector.usual == usual
+        reported += [now] * (len(bench.group.of(Stall)) - len(reported))
+    [at] = reported
+    assert 202 + hold_times.LONGEST + after - 1 <= at <= 202 + hold_times.LONGEST + after
 
 
 def test_a_lease_tells_that_a_rank_cannot_split_its_steps(tmp_path: Path) -> None:

@@ -127,7 +127,7 @@ def test_values_that_another_world_cannot_split_are_named_and_the_training_goes_
 
 
 def test_copies_that_do_not_arrive_are_not_waited_for_without_end(ranks: RankThreads, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(planned_hold, "_SAFE_WITHIN", 0.5)
+    monkeypatch.setattr(planned_hold, "SAFE_WITHIN", 0.5)
     monkeypatch.setattr(Peers, "copy", lambda *_, **__: False)
     with training(ranks, copies=1) as running:
         ranks.agent.request_hold(HoldRequest(number=1, generation=1, copies=True))
@@ -139,7 +139,7 @@ def test_copies_that_do_not_arrive_are_not_waited_for_without_end(ranks: RankThr
 def test_ranks_that_are_not_ended_train_on_and_requests_for_other_worlds_are_none_of_theirs(
     ranks: RankThreads, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(planned_hold, "_ENDED_WITHIN", 0.5)
+    monkeypatch.setattr(planned_hold, "ENDED_WITHIN", 0.5)
     with training(ranks) as running:
         ranks.agent.request_hold(HoldRequest(number=1, generation=7))
         assert running.continues()
@@ -246,8 +246,7 @@ def test_the_state_that_would_be_lost_is_named_where_there_are_several(ranks: Ra
 def test_a_rank_whose_store_has_ended_with_its_world_makes_no_step_before_it_is_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    for name in ("_SAFE_WITHIN", "_ENDED_WITHIN", "_REPORTED_WITHIN", "_MARGIN"):
-        monkeypatch.setattr(planned_hold, name, 0.1)
+    monkeypatch.setattr(planned_hold, "LONGEST", 0.4)
     store = mock.create_autospec(Store, instance=True)
     store.check.side_effect = [True, RuntimeError("the connection is closed")]
     store.get.return_value = json.dumps({"leader": "state", "at": 2, "step": 4, "turn": ["state"]}).encode()
