@@ -183,6 +183,7 @@ class Checkpointer:
         world = self._world
         if world is None:
             return False
+        watch.compare_count(step)
         if problem := world.made.write(step) or watch.spoiled_by:
             # So that snapshots from before it are not overwritten.
             world.refuse(step, problem, durable=durable, spoiled=bool(watch.spoiled_by))

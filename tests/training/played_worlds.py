@@ -228,7 +228,8 @@ class PlayedRank:
         self.state["saved"] = Saved(self.at + 1, self.own.generation)
         self.state["weight"] = weight(self.state["saved"])
         spoiled_by = "the loss was not a number" if self.is_spoiled else ""
-        with mock.patch.object(checkpointer, "watch", SimpleNamespace(spoiled_by=spoiled_by)):
+        watch = SimpleNamespace(spoiled_by=spoiled_by, compare_count=lambda step: None)
+        with mock.patch.object(checkpointer, "watch", watch):
             return self.checkpointer.save(self.at, self.state)
 
     def end(self) -> None:

@@ -96,6 +96,27 @@ def test_only_a_loss_of_a_job_that_goes_back_spoils_the_state():
         assert bool(watch.spoiled_by) is spoils
 
 
+@pytest.mark.parametrize(
+    ("saved", "environment", "warns"),
+    [
+        (3, {"PERDURE_ROLLS_BACK": "1"}, True),
+        (2998, {"PERDURE_ROLLS_BACK": "1"}, True),
+        (2999, {"PERDURE_ROLLS_BACK": "1"}, False),
+        (3001, {"PERDURE_ROLLS_BACK": "1"}, False),
+        (3, {}, False),
+    ],
+)
+def test_states_that_are_counted_otherwise_than_losses_are_warned_of_once(
+    saved: int, environment: dict[str, str], warns: bool, caplog: pytest.LogCaptureFixture
+):
+    watch = NumberWatch(environment)
+    watch.compare_count(saved)
+    watch.follow(3000, loss=0.5)
+    for _ in range(2):
+        watch.compare_count(saved)
+    assert ["Save and report the same steps" in message for message in caplog.messages] == [True] * warns
+
+
 def test_spikes_are_found_against_the_recent_numbers_where_the_job_wants_them(tmp_path: Path):
     variables = {**RANK, "PERDURE_PROGRESS_DIR": str(tmp_path / "progress")}
     for environment, names in ((variables, []), ({**variables, "PERDURE_REPORT_SPIKES": "1"}, ["loss_spike"])):
