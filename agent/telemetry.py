@@ -210,8 +210,9 @@ class Telemetry:
         hold = self._node.state.hold
         if hold != self._hold:
             self._hold, self._hold_seen_at = hold, now
-        is_own = hold is not None and hold.generation == self._node.state.entered
-        return is_own and now - self._hold_seen_at < hold_times.LONGEST
+        if hold is None or hold.generation != self._node.state.entered:
+            return False
+        return now - self._hold_seen_at < hold_times.LONGEST + hold.within.total_seconds()
 
     def _end_watch(self) -> None:
         if self._watch is not None:

@@ -62,6 +62,8 @@ _NOTHING = Cell(Loss.NOTHING, Loss.NOTHING)
 _SAVE = Cell(Loss.SAVE, Loss.SAVE)
 _MEMORY = Cell(Loss.ALL, Loss.CHECKPOINT)
 """Whatever was in memory."""
+_STORED = Cell(Loss.ALL, Loss.NOTHING)
+"""The ranks wait at the step that is stored."""
 _WAITS = Cell(Loss.WAITS, Loss.WAITS)
 _ALL = Cell(Loss.ALL, Loss.ALL)
 
@@ -76,7 +78,7 @@ LOSSES: Mapping[Died, Mapping[Kind, Cell]] = {
         Died.NEIGHBOURS: (_NOTHING, _MEMORY, _MEMORY, Cell(Loss.ALL, Loss.SAVE), _ALL),
         Died.ALL: (_MEMORY, _MEMORY, _MEMORY, Cell(Loss.ALL, Loss.SAVE), _ALL),
         Died.CONTROL: (_NOTHING, _NOTHING, _NOTHING, _NOTHING, _NOTHING),
-        Died.SUSPENDED: (_MEMORY, _MEMORY, _MEMORY, Cell(Loss.ALL, Loss.SAVE), _ALL),
+        Died.SUSPENDED: (_STORED, _STORED, _STORED, Cell(Loss.ALL, Loss.SAVE), _ALL),
     }.items()
 }
 

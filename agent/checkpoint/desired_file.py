@@ -23,6 +23,8 @@ def desired_of(state: AgentState) -> dict[str, float]:
         "hold_generation": hold.generation if hold is not None else None,
         "hold_resizes": 1 if hold is not None and hold.resizes else None,
         "hold_copies": 1 if hold is not None and hold.copies else None,
+        "hold_stores": (hold.stores or None) if hold is not None else None,
+        "hold_within_s": (hold.within.total_seconds() or None) if hold is not None else None,
         "place": zlib.crc32(copies.place.encode()) if copies is not None else None,
     }
     return {name: value for name, value in content.items() if value is not None}

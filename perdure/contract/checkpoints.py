@@ -250,6 +250,11 @@ class HoldRequest(Message):
     """A world of another size follows: the ranks find out whether it could load the state."""
     copies: bool = False
     """A node leaves: the copies of the step on other nodes are waited for."""
+    stores: int = 0
+    """The number of the request for a checkpoint that the step answers once it is in the storage, as all nodes end. 0
+    where it is kept in memory only."""
+    within: Duration = timedelta()
+    """The time that this may take; the ranks wait for so much longer."""
 
 
 class CheckpointStored(AgentMessage, route=Route(Destination.GROUP, "checkpoint_stored")):

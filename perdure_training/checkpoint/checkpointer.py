@@ -190,6 +190,7 @@ class Checkpointer:
             return False
         agreed = world.cadence.every(step) if self._cadence.is_auto else None
         hold = world.hold_at(step)
+        durable = world.answers(hold, step) or durable
         if not (durable or hold is not None or self._cadence.is_due(step, agreed=agreed)):
             return False
         world.storage.measured(step, metrics)
@@ -201,7 +202,7 @@ class Checkpointer:
             measured.saved = saved
             span.add(saved=saved)
         self._save_stall.add(measured.seconds)
-        world.storage.announce(step, every=self._cadence.every(agreed=agreed))
+        world.announce(step, every=self._cadence.every(agreed=agreed))
         if self._cadence.is_auto:
             world.cadence.look(step)
         if world.own.rank == 0 and measured.every is not None:

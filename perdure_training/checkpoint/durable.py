@@ -175,6 +175,12 @@ class DurableCheckpoints:
             self._announced, self._answers = target, schedule.request
             self._announcing.set(_announcement(target), "")
 
+    def answer(self, step: int, request: int) -> None:
+        """Has a step that all ranks store answer a request for a checkpoint."""
+        if self._schedule is not None and not self._own.rank:
+            self._schedule.answer(request, step)
+            self._announced, self._answers = step, request
+
     def measured(self, step: int, metrics: Metrics) -> None:
         """Remembers, as rank 0, what the script measured at a step that may be stored."""
         if self._schedule is None or self._own.rank or not metrics:

@@ -96,6 +96,18 @@ class GenerationCheckpoints:
             write_of_one_count(self.own.folder, self._turns.of_one_count)
         return self._hold.due(step)
 
+    def answers(self, hold: Hold | None, step: int) -> bool:
+        """Whether a step at which this rank waits answers a request for a checkpoint, and is stored for it."""
+        if hold is None or not self._hold.is_stored(hold, step):
+            return False
+        self.storage.answer(step, hold.stores)
+        return True
+
+    def announce(self, step: int, *, every: int) -> None:
+        """Has all ranks store a later step, if one is due."""
+        if self.own.rank == 0 and not self._hold.stores_soon:
+            self.storage.announce(step, every=every)
+
     def wait_at(self, hold: Hold, step: int, state: Mapping[str, Any], *, saved: bool) -> None:
         """Waits at a step until this process is ended, once all checkpointers of the script have saved; returns where
         the training continues."""

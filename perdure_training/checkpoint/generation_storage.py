@@ -175,6 +175,11 @@ class GenerationStorage:
         if self.durable is not None:
             self.durable.announce(step, every=every)
 
+    def answer(self, step: int, request: int) -> None:
+        """Has a step that all ranks store answer a request for a checkpoint."""
+        if self.durable is not None:
+            self.durable.answer(step, request)
+
     def measured(self, step: int, metrics: Metrics) -> None:
         """Remembers what was measured at a step, which may be stored."""
         if self.durable is not None:

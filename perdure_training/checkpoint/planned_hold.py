@@ -3,7 +3,8 @@
 The control plane requests it through the nodes' agents, and each rank looks for that in a small file at each step. All
 ranks wait at the same step: rank 0 chooses it once every rank has seen the request. They wait until the step is whole,
 with its copies on other nodes where one leaves, and then until they are ended. Where the step would be lost, where the
-request is withdrawn, and after a minute in any case, they train on.
+request is withdrawn, and after a minute in any case, they train on. Before a suspension, which ends all nodes, the step
+is stored as well, and they wait for so much longer.
 
 The checkpointers of a script that has several wait together: each saves the state that it has at that step, and the
 rank waits after the last of these saves.
@@ -37,6 +38,9 @@ logger = logging.getLogger(__name__)
 _LEAD = 2
 """Steps between the choice of a step and that step: every rank has made one step together with rank 0 by then."""
 _LOOK = 0.02
+_CHOSEN_WITHIN = 10.0
+"""Seconds in which the ranks must have chosen the step that answers a request for a checkpoint. After that another one
+does, while they train on."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +52,10 @@ class Hold:
     """A world of another size follows."""
     copies: bool
     """Copies on other nodes are waited for."""
+    stores: int = 0
+    """The request for a checkpoint that the step answers, which is stored; 0 for none."""
+    within: float = 0.0
+    """Seconds that this may take."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,6 +99,7 @@ class _RankHolds:
         """The newest request that this rank has waited for."""
         self.seen = 0
         """The newest one that it has seen."""
+        self.seen_at = 0.0
         self.choice: tuple[int, _Choice] | None = None
         """The choice for a request."""
         self.before: dict[str, HeldState] = {}
@@ -167,6 +176,25 @@ class PlannedHold:
         # Every rank knows the choice by the leader's next step.
         return hold if rank.turns.step_of(choice.leader) > choice.at else None
 
+    def is_stored(self, hold: Hold, step: int) -> bool:
+        """Whether a step that `due` has returned the request for is the one with which this rank waits, and is stored.
+        Those that save before the leader do not know it for sure, unless they count the same steps."""
+        rank = self._rank
+        if not hold.stores or rank.choice is None:
+            return False
+        leader = rank.choice[1].leader
+        return self._name == leader or leader in rank.held or step == rank.choice[1].step
+
+    @property
+    def stores_soon(self) -> bool:
+        """Whether a step at which the ranks will wait is stored, so that no other one need be before."""
+        rank = self._rank
+        if self._link is None or (hold := self._requested()) is None or not hold.stores or hold.number <= rank.done:
+            return False
+        if hold.number != rank.seen or (rank.choice is not None and rank.choice[0] == hold.number):
+            return True
+        return time.monotonic() < rank.seen_at + _CHOSEN_WITHIN
+
     def wait(self, hold: Hold, state: HeldState) -> None:
         """Waits, once all checkpointers have saved, until this process is ended; returns where it trains on."""
         rank = self._rank
@@ -178,7 +206,7 @@ class PlannedHold:
             rank.finish(hold.number)
 
     def _wait(self, hold: Hold, held: Mapping[str, HeldState]) -> None:
-        until = time.monotonic() + LONGEST - (0.0 if self._own.rank else MARGIN)
+        until = time.monotonic() + LONGEST + hold.within - (0.0 if self._own.rank else MARGIN)
         with contextlib.suppress(RuntimeError):
             for name, state in held.items():
                 if not state.saved:
@@ -200,7 +228,13 @@ class PlannedHold:
         number = int(desired.get("hold", 0))
         if not number or int(desired.get("hold_generation", 0)) != self._own.generation:
             return None
-        return Hold(number, resizes=bool(desired.get("hold_resizes")), copies=bool(desired.get("hold_copies")))
+        return Hold(
+            number,
+            resizes=bool(desired.get("hold_resizes")),
+            copies=bool(desired.get("hold_copies")),
+            stores=int(desired.get("hold_stores", 0)),
+            within=float(desired.get("hold_within_s", 0.0)),
+        )
 
     def _choice(self, hold: Hold, step: int) -> _Choice | None:
         """The step at which the ranks wait; None as long as none is chosen."""
@@ -209,7 +243,7 @@ class PlannedHold:
             return rank.choice[1]
         ready, chosen = self._key(hold, "ready"), self._key(hold, "step")
         if hold.number != rank.seen:
-            rank.seen, rank.before, rank.held = hold.number, {}, {}
+            rank.seen, rank.seen_at, rank.before, rank.held = hold.number, time.monotonic(), {}, {}
             # From now on this rank looks for the step at each step that it saves.
             self._store.add(ready, 1)
         if self._own.rank == 0 and self._store.add(ready, 0) >= self._own.world_size:
@@ -243,7 +277,7 @@ class PlannedHold:
             logger.warning("perdure: the ranks do not wait at step %d for a change that is planned: %s", step, problem)
         else:
             logger.warning("perdure: the ranks wait at step %d, as a change that is planned ends them", step)
-            ended = min(time.monotonic() + ENDED_WITHIN, until)
+            ended = min(time.monotonic() + ENDED_WITHIN + hold.within, until)
             while time.monotonic() < ended and self._requested() == hold:
                 time.sleep(_LOOK)
         self._store.set(self._key(hold, "over"), "")

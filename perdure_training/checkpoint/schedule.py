@@ -56,6 +56,11 @@ class Schedule:
         """The newest request that the announced step answers."""
         return self._tried
 
+    def answer(self, request: int, step: int) -> None:
+        """Records that a step is stored that answers a request, without an announcement."""
+        self._tried, self._next_try = max(self._tried, request), self._clock() + _NEXT_TRY
+        self.begin(step)
+
     def finish(self, request: int) -> None:
         """Marks all requests up to `request` as answered by a durable checkpoint."""
         self._answered = max(self._answered, request)

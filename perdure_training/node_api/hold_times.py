@@ -15,4 +15,4 @@ ENDED_WITHIN = 60.0
 MARGIN = 15.0
 """The others wait longer than rank 0, which has them train on."""
 LONGEST = SAFE_WITHIN + REPORTED_WITHIN + ENDED_WITHIN + MARGIN
-"""A rank waits from its save on."""
+"""A rank waits from its save on, and longer where the step is stored (`within` of the request)."""

@@ -79,3 +79,23 @@ async def test_a_split_state_and_a_replicated_one_of_a_script_continue_together_
     assert kept.lost(since=begun) == {"split": 0, "replicated": 0}
     texts = [one.text for incident in await kept.job.incidents() for one in incident.evidence]
     assert sum("no step is lost" in text for text in texts) == 2, texts
+
+
+@pytest.mark.long("survival")
+@pytest.mark.timeout(600)
+async def test_states_of_a_job_that_is_suspended_and_resumed_continue_at_the_next_step(site: Site):
+    """Whether or not they are split; the storage has nothing else."""
+    storage = {"storage": f"file://{site.folder / 'storage'}", "every": 1_000_000}
+    kept = await keep_states(site, "split", "replicated", nodes="3", checkpoint=storage)
+    await kept.stepping(world_size=3)
+    begun = kept.generation
+    for _ in range(2):
+        await known_to_step(kept.job, nodes=3)
+        await kept.job.client.suspend(kept.job.name)
+        await kept.job.until(lambda status: status.phase is JobPhase.SUSPENDED)
+        await kept.job.ended()
+        await kept.job.client.resume(kept.job.name)
+        await kept.stepping(world_size=3)
+    assert kept.lost(since=begun) == {"split": 0, "replicated": 0}
+    texts = [one.text for incident in await kept.job.incidents() for one in incident.evidence]
+    assert sum("is durable: all ranks waited at it, and no step is lost" in text for text in texts) == 2, texts

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -18,6 +19,7 @@ from perdure.contract import CheckpointStored, HoldRequest, SnapshotUse
 from perdure_training.checkpoint import planned_hold
 from perdure_training.checkpoint.peers import Peers
 from perdure_training.checkpoint.planned_hold import HeldState
+from perdure_training.checkpoint.save_turns import SaveTurns
 from perdure_training.checkpoint.world import Completeness, RankIdentity
 from perdure_training.node_api.storage_link import StorageLink
 from perdure_training.snapshots.arena import Arena
@@ -155,6 +157,59 @@ def test_the_agent_learns_how_the_state_is_kept(ranks: RankThreads):
     assert ranks.agent.uses == [(1, SnapshotUse(replicated=False, copies=2))] * 2
 
 
+def request_stored(ranks: RankThreads) -> None:
+    """The job is to be suspended."""
+    ranks.agent.requested = 1
+    ranks.agent.request_hold(HoldRequest(number=1, generation=1, stores=1, within=timedelta(seconds=60)))
+
+
+def stored(ranks: RankThreads) -> dict[str, int]:
+    """The steps of the checkpoints that answer the request, by place."""
+    found = [one.stored for one in ranks.agent.of(CheckpointStored) if one.stored.answers == 1]
+    return {one.checkpoint.place: one.checkpoint.step for one in found if not one.in_memory}
+
+
+@pytest.mark.parametrize("arguments", [{"every": 1}, {"every": 1000}, {"every": 1, "replicated": True}])
+def test_the_step_at_which_all_ranks_wait_is_the_one_that_is_stored(ranks: RankThreads, arguments: dict[str, Any]):
+    with training(ranks, **arguments) as running:
+        request_stored(ranks)
+        commit = wait_for(lambda: ranks.agent.committed)
+        [answer] = answers(ranks)
+        step = answer.stored.checkpoint.step
+        assert (commit.answers, commit.checkpoint.step) == (1, step)
+        assert [state["step"] for state in running.states] == [step] * 3
+        assert ranks.steps == [step], "no other step is stored for it"
+        # The job is resumed before it was suspended.
+        ranks.agent.request_hold(None)
+        assert running.continues()
+        assert ranks.steps == [step]
+    assert ranks.begin([{"value": 0, "step": 0}] * 3, lose_memory=True) == [step] * 3
+
+
+def test_a_step_that_is_not_stored_by_waiting_ranks_is_stored_while_they_train(
+    ranks: RankThreads, monkeypatch: pytest.MonkeyPatch
+):
+    """As where the checkpointers save in no order that is known."""
+    monkeypatch.setattr(planned_hold, "_CHOSEN_WITHIN", 0.5)
+    monkeypatch.setattr(SaveTurns, "turn_of", lambda *_: frozenset())
+    with training(ranks) as running:
+        request_stored(ranks)
+        commit = wait_for(lambda: ranks.agent.committed)
+        assert (commit.answers, answers(ranks)) == (1, [])
+        assert running.continues()
+
+
+def test_where_the_ranks_do_not_wait_at_the_step_the_request_stays(ranks: RankThreads, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(planned_hold, "SAFE_WITHIN", 0.2)
+    monkeypatch.setattr(Completeness, "is_complete", lambda *_: False)
+    with training(ranks) as running:
+        request_stored(ranks)
+        [answer] = wait_for(lambda: answers(ranks))
+        assert answer.problem == "not all ranks had saved it within 0 s"
+        assert running.continues()
+        assert wait_for(lambda: ranks.agent.committed).answers == 1
+
+
 class Turns:
     """A training whose ranks save two states in turn, each of which counts from a step of its own."""
 
@@ -215,6 +270,19 @@ def test_all_checkpointers_of_a_script_save_the_step_at_which_the_ranks_wait(
         ranks.agent.request_hold(None)
         assert running.continues()
         assert len(answers(ranks)) == 1
+    finally:
+        running.end()
+
+
+@pytest.mark.parametrize("order", [["model", "average"], ["average", "model"]], ids=["in turn", "in reverse"])
+def test_all_checkpointers_of_a_script_store_the_step_at_which_the_ranks_wait(ranks: RankThreads, order: list[str]):
+    running = Turns(ranks, 3, begins={"model": 0, "average": 0}, order=order)
+    try:
+        assert running.continues()
+        request_stored(ranks)
+        places = wait_for(lambda: found if len(found := stored(ranks)) == 2 else None)
+        [step] = {state["model"]["step"] for state in running.states}
+        assert places == {"model": step, "average": step}
     finally:
         running.end()
 

@@ -94,6 +94,12 @@ class Training:
         """The step of each checkpointer."""
         return {name: ranks[0].at for name, ranks in self.ranks.items()}
 
+    def suspended(self) -> list[PlayedNode]:
+        """Ends all nodes, with ranks that wait at a step which is stored; returns those of the next world."""
+        if self.site.stored:
+            self.store()
+        return self.replaced(0, 1, 2)
+
     def lose(self, *numbers: int, leaves_folder: bool = False) -> list[PlayedNode]:
         """Ends nodes; returns what the next world has of the others."""
         for number in numbers:
@@ -117,7 +123,7 @@ DIES: dict[Died, Callable[[Training], list[PlayedNode]]] = {
     Died.GROWS: lambda training: [*training.nodes, training.site.node()],
     Died.NEIGHBOURS: lambda training: training.replaced(0, 1),
     Died.ALL: lambda training: training.replaced(0, 1, 2),
-    Died.SUSPENDED: lambda training: training.replaced(0, 1, 2),
+    Died.SUSPENDED: lambda training: training.suspended(),
 }
 """What happens, by what the table says; the nodes of the next world."""
 

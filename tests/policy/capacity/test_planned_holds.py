@@ -22,7 +22,12 @@ from perdure.contract import (
 from perdure.contract.transitions import NodeEnding, NodeStepping, NodeStoredCheckpoint
 from perdure.workflows.policy.behavior import Behavior
 from perdure.workflows.policy.checkpoints import state_loss
-from perdure.workflows.policy.facts.events import RelaunchRequested, ScaleRequested, SuspendRequested
+from perdure.workflows.policy.facts.events import (
+    RelaunchRequested,
+    ResumeRequested,
+    ScaleRequested,
+    SuspendRequested,
+)
 from perdure.workflows.policy.record.projections import next_action, warnings_of
 from perdure.workflows.policy.world.group_desire import desires_of
 from perdure.workflows.requests import check_scale
@@ -239,6 +244,59 @@ def test_a_suspended_job_keeps_no_memory_to_wait_for():
     job = training().take(SuspendRequested())
     assert job.state.phase is JobPhase.SUSPENDED
     assert any("is in the memory of the nodes only, and lost with them" in one.text for one in job.incident.evidence)
+
+
+WITHIN = timedelta(minutes=1)
+"""`checkpoint.save_timeout`."""
+
+
+@pytest.mark.parametrize("use", [SPLIT, SnapshotUse(replicated=True, copies=0)], ids=["split", "replicated"])
+def test_a_job_is_suspended_at_the_step_that_is_stored(use: SnapshotUse):
+    job = training(use=use, **STORAGE).take(SuspendRequested())
+    assert hold(job) == HoldRequest(number=1, generation=1, stores=1, within=WITHIN)
+    assert desires_of(job.state)[0].checkpoint_request == 1
+    held(job, step=30)
+    assert job.state.phase is JobPhase.RUNNING
+    make_durable(job, step=30, answers=1)
+    assert job.state.phase is JobPhase.SUSPENDED
+    assert any("is durable: all ranks waited at it, and no step is lost" in one.text for one in job.incident.evidence)
+
+
+def test_a_suspension_does_not_have_ranks_wait_that_keep_no_state_in_memory():
+    job = training(use=None, **STORAGE).take(SuspendRequested())
+    assert (hold(job), desires_of(job.state)[0].checkpoint_request) == (None, 1)
+    make_durable(job, answers=1)
+    assert job.state.phase is JobPhase.SUSPENDED
+
+
+def test_a_job_whose_ranks_cannot_wait_is_suspended_once_another_step_is_durable():
+    job = training(**STORAGE).take(SuspendRequested())
+    held(job, problem="rank 1 has no room to save step 30")
+    assert (hold(job), job.state.phase) == (None, JobPhase.RUNNING)
+    make_durable(job, answers=1)
+    assert job.state.phase is JobPhase.SUSPENDED
+    assert not any("no step is lost" in one.text for one in job.incident.evidence)
+
+
+def test_a_resume_has_the_ranks_train_on():
+    job = training(**STORAGE).take(SuspendRequested()).take(ResumeRequested())
+    assert (hold(job), job.state.postponed) == (None, None)
+    make_durable(job, answers=1)
+    job.wait(timedelta(minutes=5))
+    assert (job.generation, job.state.phase) == (1, JobPhase.RUNNING)
+
+
+def test_a_suspension_does_not_take_the_checkpoint_of_a_change_that_waits():
+    job = training(**STORAGE).take(RelaunchRequested(rank=1)).take(SuspendRequested())
+    assert hold(job) == HoldRequest(number=1, generation=1, stores=2, within=WITHIN)
+    make_durable(job, step=20, answers=1)
+    assert (job.state.phase, job.node(1).incarnation) == (JobPhase.RUNNING, 1)
+    make_durable(job, step=30, answers=2)
+    assert job.state.phase is JobPhase.SUSPENDED
+    job = training().take(RelaunchRequested(rank=1))
+    assert hold(job) is not None
+    job.take(SuspendRequested())
+    assert job.state.phase is JobPhase.SUSPENDED, "without a storage nothing is kept"
 
 
 def test_an_answer_of_another_world_or_request_counts_for_nothing():

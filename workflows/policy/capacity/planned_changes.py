@@ -5,7 +5,7 @@ before a node is replaced on request, before its world grows or shrinks while it
 about a slow rank. The ranks train on until the checkpoint is durable. A state that is split over ranks is then saved
 once more in memory: the ranks wait at a step until its copies are where they survive the change, with or without a
 storage (`perdure.workflows.policy.checkpoints.holds`), and no step is lost. Where it would be, since a world of another
-size cannot load it, the world does not change its size.
+size cannot load it, the world does not change its size. Before a suspension the ranks wait at the step that is stored.
 
 The same holds for a node that another party ends: a preemption, a drain, a SIGTERM. Its ranks train on until the job
 releases it, for half of the grace period at most.
@@ -155,7 +155,7 @@ def forget_slow_rank(state: RoleInJob) -> RoleInJob:
 
 def withdraw_suspension(state: RoleInJob) -> RoleInJob:
     """The job is to be resumed before it was suspended."""
-    postponed = state.postponed
+    state, postponed = holds.withdraw(state), state.postponed
     if postponed is None or not (postponed.relaunches or postponed.endings):
         return state.replace(postponed=None)
     return state.replace(postponed=postponed.replace(suspend=None))
@@ -273,7 +273,8 @@ def _begin(
 ) -> RoleInJob | None:
     """Requests a checkpoint, unless one is requested already; None where none is worth waiting for."""
     before = state.postponed if state.postponed is None or not state.postponed.refused else None
-    if before is not None and (before.suspend is not None or not is_due(state, now)):
+    supersedes = not keeps_memory and state.behavior >= Behavior.RELEASE_0_4
+    if before is not None and (before.suspend is not None or not (supersedes or is_due(state, now))):
         return _with_copies(state, before, now) if leaves else state
     if not _trains(state) or job.roles[state.role].ready is not None:
         return None
@@ -298,7 +299,12 @@ def _begin(
         resizes=resizes,
         leaves=leaves,
     )
-    return state.replace(postponed=postponed) if timeout else _request_hold(state, postponed, now)
+    if not timeout:
+        return _request_hold(state, postponed, now)
+    if not keeps_memory:
+        # No step that is made after the checkpoint is kept.
+        state = holds.request_stored(state, within=timeout)
+    return state.replace(postponed=postponed)
 
 
 def _title(request: SuspendRequested | RelaunchRequested) -> str:
@@ -323,6 +329,8 @@ def _outcome(state: RoleInJob, postponed: PostponedChange) -> str:
         return ""
     durable, waited = state.checkpoints.durable, f"requested at {postponed.since:%H:%M:%S} UTC before this change"
     if durable is not None and state.checkpoints.answered >= postponed.checkpoint_request:
-        return f"the checkpoint of step {durable.checkpoint.step:,}, {waited}, is durable"
+        waits = holds.waits_for(state, postponed.checkpoint_request)
+        end = ": all ranks waited at it, and no step is lost" if waits else ""
+        return f"the checkpoint of step {durable.checkpoint.step:,}, {waited}, is durable{end}"
     why = state.checkpoints.problem or "the ranks reported none"
     return f"the checkpoint {waited} was not durable in time, and the change did not wait longer: {why}"

@@ -9,6 +9,7 @@ a world of another size could load that step; if not, they train on, and such a 
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import Any
 
 from perdure.contract import HoldRequest, SnapshotUse, StoredCheckpoint
 from perdure.spec.job import JobSpec
@@ -78,10 +79,22 @@ def lost_with_nodes(state: RoleInJob, job: JobSpec) -> str:
 
 def request(state: RoleInJob, *, resizes: bool, leaves: bool) -> RoleInJob:
     """Requests that the ranks wait at a step; `checkpoints.hold` is the request from now on."""
-    known, use = state.checkpoints, use_of(state)
+    use = use_of(state)
+    return _request(state, resizes=resizes, copies=leaves and use is not None and use.copies > 0)
+
+
+def request_stored(state: RoleInJob, *, within: timedelta) -> RoleInJob:
+    """Requests that the step at which the ranks wait is the one that answers the newest request for a checkpoint: all
+    nodes end then. Ranks that keep no state in memory do not wait."""
+    if state.behavior < Behavior.RELEASE_0_4 or use_of(state) is None:
+        return state
+    return _request(state, stores=state.checkpoints.requests, within=within)
+
+
+def _request(state: RoleInJob, **how: Any) -> RoleInJob:
+    known = state.checkpoints
     number = known.hold.number + 1 if known.hold is not None else 1
-    copies = leaves and use is not None and use.copies > 0
-    hold = HoldRequest(number=number, generation=state.generation, resizes=resizes, copies=copies)
+    hold = HoldRequest(number=number, generation=state.generation, **how)
     return state.replace(checkpoints=known.replace(hold=hold))
 
 
@@ -113,3 +126,12 @@ def answer(state: RoleInJob, number: int) -> HeldStep | None:
     """The answer to a request; None as long as there is none."""
     held = state.checkpoints.held
     return held if held is not None and held.number == number else None
+
+
+def waits_for(state: RoleInJob, checkpoint_request: int) -> bool:
+    """Whether the ranks wait at the step that answers a request for a checkpoint."""
+    hold = state.checkpoints.hold
+    if hold is None or hold.stores != checkpoint_request:
+        return False
+    held = answer(state, hold.number)
+    return held is not None and not held.problem
