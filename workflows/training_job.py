@@ -56,6 +56,7 @@ with workflow.unsafe.imports_passed_through():
     from perdure.workflows.patching import behavior_of_this_run, newer_behavior_begins, on_reset_of_this_run
     from perdure.workflows.policy.behavior import Behavior
     from perdure.workflows.policy.capacity import joining, past_use
+    from perdure.workflows.policy.checkpoints import holds
     from perdure.workflows.policy.decide import decide, decide_all
     from perdure.workflows.policy.facts.deduplication import accept
     from perdure.workflows.policy.facts.events import (
@@ -393,6 +394,8 @@ class TrainingJob(JobUpdates):
     def _follow_reset(self) -> None:
         """Learns what has become of the nodes since the task to which this run was reset."""
         self._groups.send_all_again()
+        for view in self.state.views():
+            self.state = self.state.with_view(holds.renumber(view, workflow.now()))
         self.events.append(TimePassed())
         if self.state.behavior >= Behavior.RELEASE_0_4:
             # It ended with the job, if that had ended.

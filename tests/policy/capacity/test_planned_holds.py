@@ -21,7 +21,7 @@ from perdure.contract import (
 )
 from perdure.contract.transitions import NodeEnding, NodeStepping, NodeStoredCheckpoint
 from perdure.workflows.policy.behavior import Behavior
-from perdure.workflows.policy.checkpoints import state_loss
+from perdure.workflows.policy.checkpoints import holds, state_loss
 from perdure.workflows.policy.facts.events import (
     RelaunchRequested,
     ResumeRequested,
@@ -29,6 +29,7 @@ from perdure.workflows.policy.facts.events import (
     SuspendRequested,
 )
 from perdure.workflows.policy.record.projections import next_action, warnings_of
+from perdure.workflows.policy.state.job import JobState
 from perdure.workflows.policy.world.group_desire import desires_of
 from perdure.workflows.requests import check_scale
 from tests.policy.capacity.test_planned_changes import make_durable
@@ -306,6 +307,69 @@ def test_an_answer_of_another_world_or_request_counts_for_nothing():
     job.take(ScaleRequested(minimum=3, maximum=3))
     assert (hold(job), job.state.postponed) == (None, None)
     assert (job.generation, job.state.phase) == (1, JobPhase.RUNNING)
+
+
+def reset(job: Scenario, *, to: Scenario) -> Scenario:
+    """The job has forgotten what has happened since."""
+    job.whole = to.whole
+    job.whole = job.whole.with_view(holds.renumber(job.state, job.now))
+    return job
+
+
+def test_a_job_that_was_reset_gives_no_number_again_that_its_ranks_have_followed():
+    job, before = training(), training()
+    job.take(ScaleRequested(minimum=2, maximum=2))
+    followed = hold(job)
+    assert followed is not None
+    held(job, problem=PROBLEM)
+    reset(job, to=before).take(ScaleRequested(minimum=2, maximum=2))
+    request = hold(job)
+    assert request is not None
+    assert (request.number > followed.number, request.generation) == (True, followed.generation)
+    held(job, number=followed.number)
+    assert (job.generation, job.state.postponed is not None) == (1, True), "that was the answer to another request"
+    held(job)
+    job.those_that_leave_end()
+    assert (job.generation, size(job)) == (2, 2)
+
+
+@pytest.mark.parametrize("change", [ScaleRequested(minimum=2, maximum=2), SuspendRequested()], ids=["scale", "suspend"])
+def test_a_request_whose_answer_a_reset_job_may_have_forgotten_is_made_again(change: Any):
+    spec = STORAGE if isinstance(change, SuspendRequested) else {}
+    before = training(**spec).take(change)
+    job = training(**spec).take(change)
+    held(job, problem=PROBLEM)
+    followed = hold(before)
+    assert followed is not None
+    job.wait(timedelta(seconds=20))
+    reset(job, to=before)
+    request = hold(job)
+    assert request is not None
+    assert request.number > followed.number
+    assert request == followed.replace(number=request.number)
+    held(job, step=50)
+    if spec:
+        make_durable(job, step=50, answers=1)
+        assert job.state.phase is JobPhase.SUSPENDED
+    else:
+        job.those_that_leave_end()
+        assert (job.generation, size(job)) == (2, 2)
+    assert any("no step is lost" in one.text for one in job.incident.evidence)
+
+
+@pytest.mark.parametrize("is_answered", [False, True], ids=["asked", "answered"])
+def test_a_job_that_continues_as_new_while_its_ranks_wait_makes_the_change(is_answered: bool):
+    job = training().take(ScaleRequested(minimum=2, maximum=2))
+    request = hold(job)
+    if is_answered:
+        held(job)
+    job.whole = JobState.model_validate(job.whole.model_dump(mode="json"))
+    assert hold(job) == request
+    if not is_answered:
+        held(job)
+    job.those_that_leave_end()
+    assert (job.generation, size(job)) == (2, 2)
+    assert any("no step is lost" in one.text for one in job.incident.evidence)
 
 
 def test_an_older_run_does_not_wait():

@@ -8,7 +8,7 @@ a world of another size could load that step; if not, they train on, and such a 
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 from perdure.contract import HoldRequest, SnapshotUse, StoredCheckpoint
@@ -93,7 +93,7 @@ def request_stored(state: RoleInJob, *, within: timedelta) -> RoleInJob:
 
 def _request(state: RoleInJob, **how: Any) -> RoleInJob:
     known = state.checkpoints
-    number = known.hold.number + 1 if known.hold is not None else 1
+    number = max(known.hold.number if known.hold is not None else 0, known.hold_over) + 1
     hold = HoldRequest(number=number, generation=state.generation, **how)
     return state.replace(checkpoints=known.replace(hold=hold))
 
@@ -110,6 +110,22 @@ def withdraw(state: RoleInJob) -> RoleInJob:
     """The change is not made: the ranks train on."""
     hold = open_request(state)
     return state if hold is None else state.replace(checkpoints=state.checkpoints.replace(hold_over=hold.number))
+
+
+def renumber(state: RoleInJob, now: datetime) -> RoleInJob:
+    """Gives requests numbers that none had before, as the job was reset and has forgotten some: ranks follow each
+    number once. A request without an answer is made again, as its answer may have been forgotten, too."""
+    if state.behavior < Behavior.RELEASE_0_4:
+        return state
+    waits, known, postponed = open_request(state), state.checkpoints, state.postponed
+    over = max(known.hold_over, int(now.timestamp()))
+    state = state.replace(checkpoints=known.replace(hold_over=over))
+    if waits is None or waits.generation != state.generation or answer(state, waits.number) is not None:
+        return state
+    again = waits.replace(number=over + 1)
+    if postponed is not None and postponed.hold == waits.number:
+        state = state.replace(postponed=postponed.replace(hold=again.number))
+    return state.replace(checkpoints=state.checkpoints.replace(hold=again))
 
 
 def take(state: RoleInJob, stored: StoredCheckpoint, problem: str) -> RoleInJob:

@@ -119,7 +119,8 @@ class CheckpointState(Message):
     hold: HoldRequest | None = None
     """The newest request to have the ranks wait at a step."""
     hold_over: int = 0
-    """The number of the newest request whose change was not made."""
+    """The number of the newest request whose change was not made; of a job that was reset, a number above all that it
+    gave before."""
     held: HeldStep | None = None
     """The newest answer to one."""
     inherited: tuple[CheckpointRef, ...] = ()
