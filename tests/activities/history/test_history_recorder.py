@@ -172,6 +172,12 @@ async def test_a_job_of_which_the_server_does_not_tell_keeps_no_other_from_being
     for handle in handles:
         await handle.signal("end", True)
         await handle.result()
+
+    async def all_listed() -> bool:
+        ended = temporal_client.list_workflows(f"TaskQueue = '{queue}' AND CloseTime IS NOT NULL")
+        return len([one async for one in ended]) == len(handles)
+
+    await eventually(all_listed)
     activities, store = recorder(temporal_client, url, queue)
     store.prepare()
     read, silent = activities._read, {handles[1].id}
