@@ -394,7 +394,7 @@ class TrainingJob(JobUpdates):
     def _follow_reset(self) -> None:
         """Learns what has become of the nodes since the task to which this run was reset."""
         self._groups.send_all_again()
-        for view in self.state.views():
+        for view in self.state.views:
             self.state = self.state.with_view(holds.renumber(view, workflow.now()))
         self.events.append(TimePassed())
         if self.state.behavior >= Behavior.RELEASE_0_4:
