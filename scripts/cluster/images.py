@@ -19,6 +19,7 @@ import sys
 import sysconfig
 import tarfile
 import tempfile
+import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import Distribution, distribution
@@ -165,9 +166,11 @@ def _code_entries(code: Path) -> Iterator[_Entry]:
     for name in own.files or ():
         if name.name in ("METADATA", "entry_points.txt"):
             yield _file(f"{_SITE_PACKAGES}/{name}", Path(str(own.locate_file(name))))
-    for script in own.entry_points.select(group="console_scripts"):
-        call = f"import sys\nfrom {script.module} import {script.attr}\nsys.exit({script.attr}())\n"
-        yield _file(f"usr/local/bin/{script.name}", f"#!/usr/local/bin/python3\n{call}".encode(), mode=0o755)
+    # Those of the code, which may be that of an earlier release.
+    for name, place in tomllib.loads((code / "pyproject.toml").read_text())["project"]["scripts"].items():
+        module, _, attribute = place.partition(":")
+        call = f"import sys\nfrom {module} import {attribute}\nsys.exit({attribute}())\n"
+        yield _file(f"usr/local/bin/{name}", f"#!/usr/local/bin/python3\n{call}".encode(), mode=0o755)
 
 
 def dependencies() -> list[Distribution]:

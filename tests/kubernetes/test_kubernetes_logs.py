@@ -84,4 +84,5 @@ async def test_logs_of_living_replaced_and_ended_pods(
 
         await client.cancel(name)
         await client.wait(name)
-        assert (await lines(client, name, tail=1)) == ["final line of node 0", "final line of node 1"]
+        # Of two pods that end together, either may be the last.
+        assert sorted(await lines(client, name, tail=1)) == ["final line of node 0", "final line of node 1"]

@@ -17,7 +17,16 @@ EARLIER = {"the last commit": "HEAD"}
 FROZEN = {"0.3.0": "53b52f134fec78000593c6f9681efaf0010b3cd0"}
 """Releases whose histories are frozen, and the commits that froze them."""
 
-_PATHS = ("perdure", "workflows", "activities", "agent", "perdure_launcher", "perdure_training", "deploy")
+_PATHS = (
+    "pyproject.toml",
+    "perdure",
+    "workflows",
+    "activities",
+    "agent",
+    "perdure_launcher",
+    "perdure_training",
+    "deploy",
+)
 
 
 def checked_out(release: str, folder: Path) -> Path:
