@@ -262,11 +262,11 @@ async def test_usage_of_the_whole_tree_is_reported() -> None:
 
 
 async def test_the_command_finds_its_environment_and_none_of_the_launchers_secrets() -> None:
-    node = command_of(
-        "env", nodes="2:4", processes=3, env={"K": "V", "PYTHONPATH": "/users/own", "PATH": os.environ["PATH"]}
-    )
+    variables = {"K": "V", "PYTHONPATH": "/users/own", "PATH": os.environ["PATH"]}
+    node = command_of("env; echo that is all", nodes="2:4", processes=3, env=variables)
     async with running(node):
         await node.agent.heard(EXITED)
+        await eventually(lambda: "that is all" in node.output)
         found = dict(line.split("=", 1) for line in node.output.splitlines() if "=" in line)
         assert found["K"] == "V"
         assert (found["PET_NNODES"], found["PET_NPROC_PER_NODE"]) == ("2:4", "3")

@@ -6,11 +6,12 @@ import asyncio
 from collections.abc import AsyncGenerator
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import pytest
 from temporalio.api.enums.v1 import PendingActivityState
-from temporalio.client import Client, WorkflowFailureError
+from temporalio.client import Client, WorkflowFailureError, WorkflowHandle
 from temporalio.exceptions import ActivityError, ApplicationError
 from temporalio.service import RPCError, RPCStatusCode
 
@@ -131,13 +132,25 @@ async def test_a_job_that_ends_while_the_database_is_away_is_recorded_later(
     await temporal_client.get_workflow_handle(recorder_workflow_id(queue)).terminate()
 
 
-async def test_a_look_that_fails_halfway_leaves_the_rest_for_the_next(
-    temporal_client: Client, queue: str, url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    handles = [await start_job(temporal_client, queue) for _ in range(3)]
+async def ended_jobs(client: Client, queue: str, number: int) -> list[WorkflowHandle[Any, Any]]:
+    """Jobs that the server lists as ended."""
+    handles = [await start_job(client, queue) for _ in range(number)]
     for handle in handles:
         await handle.signal("end", True)
         await handle.result()
+
+    async def all_listed() -> bool:
+        ended = client.list_workflows(f"TaskQueue = '{queue}' AND CloseTime IS NOT NULL")
+        return len([one async for one in ended]) == number
+
+    await eventually(all_listed)
+    return handles
+
+
+async def test_a_look_that_fails_halfway_leaves_the_rest_for_the_next(
+    temporal_client: Client, queue: str, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await ended_jobs(temporal_client, queue, 3)
     activities, store = recorder(temporal_client, url, queue)
     store.prepare()
     write, written = store.write, 0
@@ -168,16 +181,7 @@ async def test_a_look_that_fails_halfway_leaves_the_rest_for_the_next(
 async def test_a_job_of_which_the_server_does_not_tell_keeps_no_other_from_being_recorded(
     temporal_client: Client, queue: str, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    handles = [await start_job(temporal_client, queue) for _ in range(3)]
-    for handle in handles:
-        await handle.signal("end", True)
-        await handle.result()
-
-    async def all_listed() -> bool:
-        ended = temporal_client.list_workflows(f"TaskQueue = '{queue}' AND CloseTime IS NOT NULL")
-        return len([one async for one in ended]) == len(handles)
-
-    await eventually(all_listed)
+    handles = await ended_jobs(temporal_client, queue, 3)
     activities, store = recorder(temporal_client, url, queue)
     store.prepare()
     read, silent = activities._read, {handles[1].id}
