@@ -51,9 +51,7 @@ async def create(table: NodeTable, node: NodeCredentials) -> None:
     try:
         created = await _execute_creation(table, "create_node", request, CreatedNode, [node])
     except ActivityError as error:
-        cause = error.cause
-        # Its type is for programs.
-        _record_refusal(table, node, cause.message if isinstance(cause, ApplicationError) else str(cause or error))
+        _record_refusal(table, node, _words_of(error))
     else:
         _record_creation(table, node, created)
 
@@ -170,6 +168,12 @@ async def raise_memory(table: NodeTable, node: NodeCredentials, memory: int) -> 
         )
 
 
+def _words_of(error: ActivityError) -> str:
+    """What failed, for people; its type is for programs."""
+    cause = error.cause
+    return cause.message if isinstance(cause, ApplicationError) else str(cause or error)
+
+
 def _ref(table: NodeTable, node: NodeCredentials) -> NodeRef:
     spec = table.group.spec
     return NodeRef(
@@ -209,13 +213,14 @@ async def delete(table: NodeTable, records: Sequence[NodeRecord]) -> None:
             return
         # Agents of a job that has closed end their nodes, and the backend removes what is left of it.
         ended = [record.phase is NodePhase.LOST for record in records]
+        left = {node.name: f"{node.name} is left, as its deletion is denied: {_words_of(error)}" for node in nodes}
     else:
         # A worker of an earlier release returns nothing.
         left = NodesDeleted.model_validate(deleted or {}).left
     for node, record, certain in zip(nodes, records, ended, strict=True):
         table.retiring.pop(record.node.key, None)
-        end = NodeRemoved(**identity_of(record.node), time=workflow.now(), certain=certain)
-        table.report(end.replace(left=left.get(node.name, "")))
+        identity, now = identity_of(record.node), workflow.now()
+        table.report(NodeRemoved(**identity, time=now, certain=certain, left=left.get(node.name, "")))
     table.dirty = True
 
 

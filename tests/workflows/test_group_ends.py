@@ -152,6 +152,7 @@ async def test_a_job_that_may_not_delete_its_nodes_ends_nevertheless(temporal_cl
         assert not fleet.deleted
         name = (await node(fleet, handle, 0)).request.name
         assert fleet.denied == {name: 1, known.uid: 1}
+        assert (await status(handle)).left == (f"node 0: {name} is left, as its deletion is denied: forbidden",)
 
 
 async def test_a_node_that_may_not_be_deleted_is_deleted_once_that_is_allowed(temporal_client: Client):
