@@ -10,7 +10,17 @@ from perdure_training.checkpoint.slots import Slots
 from perdure_training.node_api.bodies import UnsoundSteps
 from perdure_training.snapshots.arena import Arena
 from tests.training.played_nodes import Left, damage
-from tests.training.played_worlds import played_site
+from tests.training.played_worlds import PlayedWorld, played_site
+
+
+def train(world: PlayedWorld, steps: int) -> None:
+    """In lockstep, and each step is complete before the next."""
+    for _ in range(steps):
+        for rank in world.ranks:
+            rank.step()
+        for rank in world.ranks:
+            while rank.finisher.waits:
+                rank.finish()
 
 
 @pytest.mark.parametrize(("replicated", "copies"), [(False, 0), (False, 1), (True, 0)])
@@ -22,19 +32,11 @@ def test_ranks_whose_losses_are_numbers_overwrite_no_state_that_another_one_need
         nodes = [site.node() for _ in range(2)]
         world = site.begin(nodes, ranks_of_node=1, replicated=replicated, copies=copies)
 
-        def train(steps: int) -> None:
-            for _ in range(steps):
-                for rank in world.ranks:
-                    rank.step()
-                for rank in world.ranks:
-                    while rank.finisher.waits:
-                        rank.finish()
-
-        train(5)
+        train(world, 5)
         # The loss of step 6: that of step 5 has shown that the state of step 4 was sound.
         world.ranks[spoiled].is_spoiled = True
         unsound = UnsoundSteps(generation=1, after=4)
-        train(20)
+        train(world, 20)
         left = Left(nodes, unsound=unsound)
         assert left.newest(0) == 4
         assert left.newest(1) == (4 if copies or replicated else -1)
@@ -94,20 +96,12 @@ def test_what_a_former_world_left_stays_until_the_state_that_was_loaded_is_known
         nodes = [site.node() for _ in range(2)]
         world = site.begin(nodes, ranks_of_node=1, replicated=False, copies=0)
 
-        def train(steps: int) -> None:
-            for _ in range(steps):
-                for rank in world.ranks:
-                    rank.step()
-                for rank in world.ranks:
-                    while rank.finisher.waits:
-                        rank.finish()
-
-        train(2)
+        train(world, 2)
         nodes = [*reversed(nodes), *(site.node() for _ in range(size - 2))]
         world = site.begin(nodes, ranks_of_node=1, replicated=False, copies=0)
         assert [rank.at for rank in world.ranks] == [2] * size
         world.ranks[0].is_spoiled = True
-        train(3)
+        train(world, 3)
         # The loss of step 3 is no number, so that the state of step 2 may not be sound.
         assert Left(nodes, unsound=UnsoundSteps(generation=2, after=1)).newest(0) == 1
         assert Left(nodes).newest(0) == 2
