@@ -92,7 +92,10 @@ class CheckpointState(Message):
     durable: DurableCheckpoint | None = None
     """The newest one."""
     requests: int = 0
-    """The number of checkpoints that were requested."""
+    """The number of the newest request for a checkpoint."""
+    given: int = 0
+    """A number that no request of the job has been above before it was reset, be it for a checkpoint or to wait at a
+    step: it may have forgotten some. 0 where it was not reset."""
     answered: int = 0
     """The newest of these requests that a durable checkpoint answers."""
     answers_of: dict[str, int] = Field(default={})
@@ -119,8 +122,7 @@ class CheckpointState(Message):
     hold: HoldRequest | None = None
     """The newest request to have the ranks wait at a step."""
     hold_over: int = 0
-    """The number of the newest request whose change was not made; of a job that was reset, a number above all that it
-    gave before."""
+    """The number of the newest request whose change was not made."""
     held: HeldStep | None = None
     """The newest answer to one."""
     inherited: tuple[CheckpointRef, ...] = ()
