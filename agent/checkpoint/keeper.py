@@ -394,6 +394,8 @@ class CheckpointService:
             progress = self._of(saved.folder)
             progress.parts |= records
             progress.answers = max(progress.answers, request.answers)
+            if request.reported is not None:
+                progress.reported = max(progress.reported or 0, request.reported)
             progress.metrics |= {name: value for name, value in request.metrics.items() if math.isfinite(value)}
             self._kept.write(self._progress)
             stored = sum(name != names.METADATA for name in progress.parts)
@@ -421,7 +423,11 @@ class CheckpointService:
             CheckpointStored(
                 **envelope(self._config.node),
                 stored=StoredCheckpoint(
-                    checkpoint=saved, size=progress.size, took=timedelta(seconds=took), answers=progress.answers
+                    checkpoint=saved,
+                    size=progress.size,
+                    took=timedelta(seconds=took),
+                    answers=progress.answers,
+                    reported=progress.reported,
                 ),
             )
         )

@@ -182,8 +182,11 @@ def _stored(
         return holds.take(state, stored, transition.problem) if current else state
     if world is None or job.stored is None or not _is_current(state, node, stored.checkpoint.generation):
         return state
-    if state.behavior >= Behavior.RELEASE_0_4 and trust.is_unsound(state, stored.checkpoint):
-        return state
+    if state.behavior >= Behavior.RELEASE_0_4:
+        state = trust.note_reported(state, stored)
+        known = state.checkpoints
+        if trust.is_unsound(state, stored.checkpoint):
+            return state
     # The script may begin to save after its first steps.
     state = state.with_node(node.replace(without_checkpoints=0))
     if transition.problem:
@@ -445,7 +448,8 @@ def _restored(
     if transition.generation > known.restored_generation:
         # Else another checkpointer of the script, whose step may be another one.
         tries_older = bool(restored.distrusted) or (known.loaded is None and bool(known.distrusted))
-        state = charges.continue_from(state, restored.step, tries_older=tries_older)
+        reported = trust.reported_before(state, restored)
+        state = charges.continue_from(state, max(restored.step, reported), tries_older=tries_older)
     source = restored.source if restored.source is not RestoreSource.UNKNOWN else None
     state = incidents.record_restore(
         state, restored, generation=transition.generation, rank=node.rank, time=transition.time

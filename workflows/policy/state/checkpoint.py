@@ -115,6 +115,9 @@ class CheckpointState(Message):
     """The newest generations that the script's own failures have ended."""
     distrusted: tuple[CheckpointRef, ...] = ()
     """Those that are not loaded any more: see `perdure.workflows.policy.checkpoints.trust`."""
+    reported_of: dict[str, int] = Field(default={})
+    """The newest step whose loss was reported before a checkpoint was saved, by its folder: of the newest ones of a
+    script that counts what it saves otherwise than its losses."""
     unsound: UnsoundSteps | None = None
     """Those that are not loaded because the job went back from a loss that was not a number, or from a wrong result."""
     bound: BoundState | None = None
