@@ -201,9 +201,11 @@ def logged_failures(
     return [exit_of(local_rank, pid, code, error_files.get(local_rank))]
 
 
-def unlogged_failures(*, terminated: Collection[int], exit_of: Callable[[int, int, int, str | None], _Exit]) -> list[_Exit]:
-    """Returns the ranks that ended by themselves, and not with 0, after torchrun had looked at them last: it stopped them
-    for a new world, and logs nothing of such ranks.
+def unlogged_failures(
+    *, terminated: Collection[int], exit_of: Callable[[int, int, int, str | None], _Exit]
+) -> list[_Exit]:
+    """Returns the ranks that ended by themselves, and not with 0, after torchrun had looked at them last: it stopped
+    them for a new world, and logs nothing of such ranks.
 
     `_pcontext` of the elastic agent, in the stack frames of the callers, and `subprocess_handlers`,
     `_running_local_ranks` and `error_files` of it; read in torch 2.8 and 2.15. If one is missing, no rank is returned.
