@@ -17,6 +17,7 @@ from perdure.contract import BadNumber, Corruption, Failure, Finished, JobPhase,
 from perdure.contract.transitions import NodeTransition
 from perdure.spec.job import JobSpec
 from perdure.spec.role_relations import order_of, roles_that_end
+from perdure.workflows.policy import outages
 from perdure.workflows.policy.capacity import (
     admission,
     joining,
@@ -168,7 +169,7 @@ def advance_job(state: JobState, job: JobSpec, now: datetime, *, new_token: Toke
         return with_phases(hold_on_failure.end_when_due(state, now), job)
     if state.repairs_paused_until is not None and now >= state.repairs_paused_until:
         state = state.replace(repairs_paused_until=None)
-    state = shortages.judge(state, now)
+    state = shortages.judge(outages.excuse(state, job, now), now)
     state = suspension.carry_out(_check_limits(starts.complete_proven(state, job), job, now), job, now)
     before = failures.restart_others(state, job, now)
     state = _advance_roles(before, job, now, new_token=new_token)
