@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from typing import Any, cast
 
 import pytest
@@ -34,7 +34,8 @@ class Story:
         self._known = asyncio.Event()
         self.looked: asyncio.Queue[TrainingJobResource] = asyncio.Queue()
 
-    async def follow(self, path: str) -> AsyncGenerator[Change]:
+    async def follow(self, path: str, *, on_contact: Callable[[Exception | None], None]) -> AsyncGenerator[Change]:
+        on_contact(None)
         yield Listed((thing(1, 10),))
         await self._looking.wait()
         for one in self._told:
