@@ -8,7 +8,7 @@ import json
 from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 import pytest
 from aiohttp import web
@@ -69,7 +69,7 @@ class PlayedStore:
         self.objects[path] = made
         return web.json_response(made)
 
-    async def _watch(self, request: web.Request) -> web.StreamResponse:
+    async def _watch(self, request: web.Request) -> NoReturn:
         response = web.StreamResponse()
         await response.prepare(request)
         told = 0
