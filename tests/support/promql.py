@@ -13,7 +13,9 @@ _SELECTOR = re.compile(r"\b((?:perdure|temporal)[_:][\w:]+)(?:\{([^}]*)\})?")
 _MATCHER = re.compile(r'(\w+) *(=~|!~|!=|=) *"([^"]*)"')
 _GROUPING = re.compile(r"\b(by|on|without|ignoring|group_left|group_right) *\(([^)]*)\)")
 _STRING = re.compile(r'"[^"]*"')
-_OF_PAGE = re.compile(r"^\| `((?:temporal|perdure_operator)_\w+)` \| (\w+)[^|]*\| ([^|]*)\|", flags=re.MULTILINE)
+_OF_PAGE = re.compile(
+    r"^\| `((?:temporal|perdure_(?:operator|gateway))_\w+)` \| (\w+)[^|]*\| ([^|]*)\|", flags=re.MULTILINE
+)
 
 
 @dataclass(frozen=True)
@@ -55,8 +57,8 @@ def result_labels(expression: str, known: Mapping[str, frozenset[str]]) -> froze
 
 
 def exported_series() -> dict[str, frozenset[str]]:
-    """Returns the labels of all series by their names; those of Temporal's SDK and of the operator are as the page has
-    them."""
+    """Returns the labels of all series by their names; those of Temporal's SDK, the operator and the gateway are as the
+    page has them."""
     found: dict[str, frozenset[str]] = {}
     for metric in METRICS.values():
         found.update(_series(metric.name, metric.kind, metric.all_labels))
