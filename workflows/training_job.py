@@ -441,7 +441,7 @@ class TrainingJob(JobUpdates):
             await workflow.wait_condition(workflow.all_handlers_finished)
             return
         closing = asyncio.create_task(self._notices.close(self.state, self.job))
-        await uncancelled(lambda: asyncio.wait([closing]))
+        await uncancelled(lambda: workflow.wait([closing]))
         await uncancelled(lambda: workflow.wait_condition(workflow.all_handlers_finished))
 
     def _is_over(self) -> bool:

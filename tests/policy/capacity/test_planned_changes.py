@@ -78,6 +78,33 @@ def test_a_change_does_not_wait_longer_than_it_is_told(problem: str):
     assert text.endswith(problem or "the ranks reported none")
 
 
+@pytest.mark.parametrize("stored_meanwhile", [False, True])
+def test_a_change_whose_time_is_over_while_no_worker_was_there_waits_for_another_checkpoint(stored_meanwhile: bool):
+    job = scenario(save_timeout="40s").take(SUSPEND)
+    job.now += timedelta(minutes=5)
+    if stored_meanwhile:
+        # The ranks have saved it, have waited in vain for their end, and have trained on.
+        for rank in (0, 1):
+            stored(job, rank, step=30, answers=1)
+    job.wait(0)
+    assert (job.state.phase, request(job)) == (JobPhase.RUNNING, 2)
+    if stored_meanwhile:
+        committed(job)
+        assert job.state.phase is JobPhase.RUNNING
+    make_durable(job, step=42, answers=2)
+    assert job.state.phase is JobPhase.SUSPENDED
+    assert any("the checkpoint of step 42" in one.text for one in job.incident.evidence)
+
+
+def test_workers_that_are_always_late_keep_no_job_from_being_suspended():
+    job = scenario(save_timeout="40s").take(SUSPEND)
+    for _ in range(4):
+        assert job.state.phase is JobPhase.RUNNING
+        job.now += timedelta(minutes=5)
+        job.wait(0)
+    assert job.state.phase is JobPhase.SUSPENDED
+
+
 @pytest.mark.parametrize(
     "job",
     [

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, cast
 
 from pydantic import Field, model_validator
@@ -78,6 +78,8 @@ class AwaitedState(Message):
     """The step in memory that they would continue with; None for none."""
     nodes: int = 0
     """The nodes of the last world that trained."""
+    excused: timedelta = timedelta()
+    """The time for which the wait lasts longer, as it ended while no worker could decide."""
 
 
 class CheckpointState(Message):
