@@ -4,8 +4,9 @@ Of a tensor that is split over ranks (DTensor) the rank's own part is laid out. 
 mesh of the new world, which the state that is restored already has. Tensors of other types are laid out as the tensors
 that they consist of, and are of these types again.
 
-The description is a pickle in which each tensor is a reference. A process that can write the memory folder can run
-code in the ranks, as with every pickle; the folder belongs to the training's user, and no other user can open it.
+The description is a pickle in which each tensor is a number, by which `tensor_index` has its place. A process that can
+write the memory folder can run code in the ranks, as with every pickle; the folder belongs to the training's user, and
+no other user can open it.
 """
 
 from __future__ import annotations
@@ -22,42 +23,17 @@ from typing import TYPE_CHECKING, Any, TypeGuard, cast
 import torch
 
 from perdure_training.checkpoint.pinned import pin
+from perdure_training.checkpoint.tensor_index import Part, Place, TensorIndex, read_index
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor import DTensor
 
+_Place, _Part = Place, Part
+"""The names in the pickles of earlier releases."""
+
 Piece = Callable[[int, int], memoryview]
 """Returns bytes of a snapshot, by offset and number."""
-
-_ALIGNMENT = 64
-"""Bytes to which tensors are aligned."""
-
-
-@dataclass(frozen=True)
-class _Place:
-    """Where a tensor's elements are within the bytes."""
-
-    number: int
-    """Tells tensors apart: an empty one begins where the next one does."""
-    offset: int
-    size: int
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class _Part:
-    """A rank's part of a DTensor."""
-
-    local: _Place
-    mesh: tuple[tuple[int, ...], tuple[str, ...] | None]
-    """Shape and names of the device mesh."""
-    placements: tuple[Any, ...]
-    shape: torch.Size
-    stride: tuple[int, ...]
-    coordinate: tuple[int, ...] | None = None
-    """The rank's place in the mesh; empty if it is not in it, None in snapshots of earlier releases."""
 
 
 class Layout:
@@ -69,35 +45,29 @@ class Layout:
         Raises:
             pickle.PicklingError: if the state has an object that cannot be pickled.
         """
-        self._tensors: list[tuple[torch.Tensor, _Place]] = []
-        self._end = 0
-        stream = io.BytesIO()
-        _Describer(stream, self._place).dump(state)
-        self.index = stream.getvalue()
-        self.index_at = self._end
-        self.size = self._end + len(self.index)
+        stream, tensors = io.BytesIO(), TensorIndex()
+        _Describer(stream, tensors).dump(state)
+        self._tensors = tensors
+        self.index = tensors.before(stream.getvalue())
+        self.index_at = tensors.end
+        self.size = self.index_at + len(self.index)
 
     def copy_into(self, room: memoryview) -> None:
         """Copies the state into `size` bytes. Tensors on accelerators are complete when it returns."""
-        devices = {tensor.device for tensor, _ in self._tensors if tensor.device.type != "cpu"}
+        tensors = self._tensors
+        devices = {tensor.device for tensor in tensors.tensors if tensor.device.type != "cpu"}
         waits = {device: _synchronize(device) for device in devices}
         if any(device.type == "cuda" for device in devices):
             pin(room)
-        for tensor, place in self._tensors:
-            if place.size:
+        for tensor, offset, size in zip(tensors.tensors, tensors.offsets, tensors.sizes, strict=True):
+            if size:
                 later = waits.get(tensor.device) is not None
-                _elements(room[place.offset : place.offset + place.size], place).copy_(tensor, non_blocking=later)
+                elements = torch.frombuffer(room[offset : offset + size], dtype=tensor.dtype)
+                elements.reshape(tensor.shape).copy_(tensor, non_blocking=later)
         for wait in waits.values():
             if wait is not None:
                 wait()
         room[self.index_at : self.size] = self.index
-
-    def _place(self, tensor: torch.Tensor) -> _Place:
-        size = tensor.numel() * tensor.element_size()
-        place = _Place(len(self._tensors), self._end, size, tensor.dtype, tuple(tensor.shape))
-        self._tensors.append((tensor, place))
-        self._end += -(-size // _ALIGNMENT) * _ALIGNMENT
-        return place
 
 
 def read_state(piece: Piece, *, index_at: int, size: int, meshes: Iterable[DeviceMesh] = ()) -> Any:
@@ -112,7 +82,7 @@ def read_state(piece: Piece, *, index_at: int, size: int, meshes: Iterable[Devic
     Raises:
         KeyError: if a DTensor's mesh is none of them.
     """
-    index = io.BytesIO(piece(index_at, size - index_at))
+    index = piece(index_at, size - index_at)
     return _Reader(index, piece, {_key(mesh): mesh for mesh in meshes}).load()
 
 
@@ -146,8 +116,7 @@ def read_parts(content: memoryview, *, index_at: int, meshes: Iterable[DeviceMes
     """
     contents: dict[int, torch.Tensor] = {}
     known = {_key(mesh): mesh for mesh in meshes}
-    index = io.BytesIO(content[index_at:])
-    state = _Reader(index, lambda start, size: content[start : start + size], known, parts=contents).load()
+    state = _Reader(content[index_at:], lambda start, size: content[start : start + size], known, parts=contents).load()
     return Parts(state, contents)
 
 
@@ -162,7 +131,7 @@ def read_former_parts(content: memoryview, *, index_at: int) -> Any:
     Raises:
         ValueError: if the place of a part in its tensor is not known.
     """
-    return _FormerReader(io.BytesIO(content[index_at:]), lambda start, size: content[start : start + size], {}).load()
+    return _FormerReader(content[index_at:], lambda start, size: content[start : start + size], {}).load()
 
 
 def is_split_otherwise(content: memoryview, *, index_at: int, state: Callable[[], Any]) -> bool:
@@ -174,7 +143,7 @@ def is_split_otherwise(content: memoryview, *, index_at: int, state: Callable[[]
         index_at: Offset of the description.
         state: Returns the state, which is called only if the snapshot has split tensors.
     """
-    reader = _PartReader(io.BytesIO(content[index_at:]), lambda start, size: content[start : start + size], {})
+    reader = _PartReader(content[index_at:], lambda start, size: content[start : start + size], {})
     saved = reader.load()
     if not reader.found:
         return False
@@ -183,7 +152,7 @@ def is_split_otherwise(content: memoryview, *, index_at: int, state: Callable[[]
 
 
 def _differs(saved: Any, restored: Any, meshes: Mapping[Any, DeviceMesh]) -> bool:
-    if isinstance(saved, _Part):
+    if isinstance(saved, Part):
         mesh = meshes.get(saved.mesh)
         if mesh is None or saved.coordinate not in (None, tuple(mesh.get_coordinate() or ())):
             return True
@@ -200,32 +169,43 @@ def _differs(saved: Any, restored: Any, meshes: Mapping[Any, DeviceMesh]) -> boo
 
 
 class _Describer(pickle.Pickler):
-    def __init__(self, stream: io.BytesIO, place: Any) -> None:
+    def __init__(self, stream: io.BytesIO, tensors: TensorIndex) -> None:
         super().__init__(stream, protocol=pickle.HIGHEST_PROTOCOL)
-        self._place = place
-        self._known: dict[int, tuple[torch.Tensor, _Place]] = {}
+        self._tensors = tensors
+        self._known: dict[int, tuple[torch.Tensor, int]] = {}
 
-    def persistent_id(self, obj: object) -> _Place | _Part | None:
+    def persistent_id(self, obj: object) -> int | None:
         if not isinstance(obj, torch.Tensor):
-            return None
-        if is_split(obj):
-            local = self.persistent_id(_local(obj))
-            if not isinstance(local, _Place):
-                raise ValueError(
-                    f"a DTensor of {obj.dtype} has parts without content of their own: expected dense ones"
-                )
-            coordinate = tuple(obj.device_mesh.get_coordinate() or ())
-            return _Part(local, _key(obj.device_mesh), obj.placements, obj.shape, obj.stride(), coordinate)
-        if type(obj) is not torch.Tensor or _is_buffer(obj):
-            return None
-        tensor = obj.detach()
-        if not is_dense(tensor):
             return None
         # By object, so that a tensor that occurs twice is one tensor again. It is kept alive, and its ID with it.
         known = self._known.get(id(obj))
         if known is None:
-            known = self._known[id(obj)] = (obj, self._place(tensor))
+            number = self._split(obj) if is_split(obj) else self._whole(obj)
+            if number is None:
+                return None
+            known = self._known[id(obj)] = (obj, number)
         return known[1]
+
+    def _whole(self, tensor: torch.Tensor) -> int | None:
+        if type(tensor) is not torch.Tensor or _is_buffer(tensor):
+            return None
+        content = tensor.detach() if tensor.requires_grad else tensor
+        return self._tensors.add(content) if is_dense(content) else None
+
+    def _split(self, tensor: DTensor) -> int:
+        local = self.persistent_id(_local(tensor))
+        if local is None or local < 0:
+            raise ValueError(f"a DTensor of {tensor.dtype} has parts without content of their own: expected dense ones")
+        mesh = tensor.device_mesh
+        part = Part(
+            local=local,
+            mesh=_key(mesh),
+            placements=tuple(tensor.placements),
+            shape=tensor.shape,
+            stride=tensor.stride(),
+            coordinate=tuple(mesh.get_coordinate() or ()),
+        )
+        return self._tensors.add_part(part)
 
     def reducer_override(self, obj: object) -> Any:
         """Describes tensors of other types by the tensors that they consist of. Those with a `__torch_dispatch__` have
@@ -290,26 +270,30 @@ class _MeshFinder(pickle.Pickler):
 class _Reader(pickle.Unpickler):
     def __init__(
         self,
-        stream: io.BytesIO,
+        index: memoryview | bytes,
         piece: Piece,
         meshes: dict[Any, DeviceMesh],
         *,
         parts: dict[int, torch.Tensor] | None = None,
     ) -> None:
-        super().__init__(stream)
+        self._places, described = read_index(memoryview(index))
+        super().__init__(io.BytesIO(described))
         self._piece = piece
         self._meshes = meshes
         self._parts = parts
         self._known: dict[int, torch.Tensor] = {}
 
-    def persistent_load(self, pid: _Place | _Part) -> torch.Tensor:
-        if isinstance(pid, _Part):
-            return self._split(pid, self.persistent_load(pid.local))
-        if pid.number not in self._known:
-            self._known[pid.number] = _elements(self._piece(pid.offset, pid.size), pid) if pid.size else _empty(pid)
-        return self._known[pid.number]
+    def persistent_load(self, pid: int | Place | Part) -> torch.Tensor:
+        # Earlier releases had the place itself, or the part, where there is a number now.
+        found = self._places.find(pid) if isinstance(pid, int) else pid
+        if isinstance(found, Part):
+            return self._split(found, self.persistent_load(found.local))
+        if found.number not in self._known:
+            size = found.size
+            self._known[found.number] = _elements(self._piece(found.offset, size), found) if size else _empty(found)
+        return self._known[found.number]
 
-    def _split(self, part: _Part, local: torch.Tensor) -> torch.Tensor:
+    def _split(self, part: Part, local: torch.Tensor) -> torch.Tensor:
         """Returns the split tensor of which this is a part."""
         mesh = self._meshes.get(part.mesh)
         if mesh is None:
@@ -326,7 +310,7 @@ class _Reader(pickle.Unpickler):
 
 
 class _FormerReader(_Reader):
-    def _split(self, part: _Part, local: torch.Tensor) -> torch.Tensor:
+    def _split(self, part: Part, local: torch.Tensor) -> torch.Tensor:
         # Importing DTensor takes a while, which only a state that has one costs.
         from perdure_training.checkpoint.former_parts import FormerPart
 
@@ -346,12 +330,12 @@ class _PartReader(_Reader):
 
     found = False
 
-    def _split(self, part: _Part, local: torch.Tensor) -> Any:
+    def _split(self, part: Part, local: torch.Tensor) -> Any:
         self.found = True
         return part
 
 
-def _elements(content: memoryview, place: _Place) -> torch.Tensor:
+def _elements(content: memoryview, place: Place) -> torch.Tensor:
     return torch.frombuffer(content, dtype=place.dtype).reshape(place.shape)
 
 
@@ -411,5 +395,5 @@ def _key(mesh: DeviceMesh) -> tuple[tuple[int, ...], tuple[str, ...] | None]:
     return tuple(mesh.shape), mesh.mesh_dim_names
 
 
-def _empty(place: _Place) -> torch.Tensor:
+def _empty(place: Place) -> torch.Tensor:
     return torch.empty(place.shape, dtype=place.dtype)
