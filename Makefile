@@ -8,6 +8,9 @@ BENCH_ARGS ?=
 BACKEND ?= local
 # Two processes for each core, since tests mostly wait; tests/support/selection.py groups tests by what they need.
 SIDE_BY_SIDE := -n $(shell $(PYTHON) -c "import os; print(max((os.cpu_count() or 1) * 2, 2))")
+# Another order in each run of CI, which prints its seed.
+ORDER := $(if $(CI),-p pytest_randomly --randomly-dont-reset-seed)
+PYTEST := $(BIN)/python -m pytest $(ORDER)
 USUAL_TESTS := $(SIDE_BY_SIDE) --long=without --cluster=without
 # For example: make test-again N=10 LOAD=2
 N ?= 10
@@ -33,19 +36,19 @@ demo-roles: setup  ## Reinforcement learning of three roles, each of whose nodes
 
 test: check  ## Static checks, then the tests that need no cluster, browser or built program; PYTEST_ARGS: those it names
 ifeq ($(PYTEST_ARGS),)
-	@$(BIN)/python -m pytest $(USUAL_TESTS)
+	@$(PYTEST) $(USUAL_TESTS)
 else
-	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+	@$(PYTEST) $(PYTEST_ARGS)
 endif
 
 test-cluster: setup  ## The tests that need a real Kubernetes cluster (Linux, root), a browser, or programs that Go builds
-	@$(BIN)/python -m pytest $(SIDE_BY_SIDE) --long=without --cluster=only $(PYTEST_ARGS)
+	@$(PYTEST) $(SIDE_BY_SIDE) --long=without --cluster=only $(PYTEST_ARGS)
 
 test-again: setup  ## The tests of `make test`, N times beside LOAD busy loops; names each test that ever failed
 	@$(BIN)/python -m scripts.test_again --times $(N) --load $(LOAD) -- $(USUAL_TESTS) $(PYTEST_ARGS)
 
 test-long: setup  ## The long tests: whole matrices of launchers, frameworks, scripts and cluster faults; GROUP=NAME: one
-	@$(BIN)/python -m pytest $(SIDE_BY_SIDE) --long=$(GROUP)
+	@$(PYTEST) $(SIDE_BY_SIDE) --long=$(GROUP)
 
 test-failed: setup  ## The tests that failed in the last run, one after another
 	@$(BIN)/python -m pytest --last-failed --last-failed-no-failures none

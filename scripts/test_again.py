@@ -1,7 +1,7 @@
-"""Runs the tests of `make test` again and again, beside busy loops, and names each test that ever failed.
+"""Runs the tests of `make test` again and again, each time in another order, and names each test that ever failed.
 
-One green run shows little: a test that depends on luck fails once in twenty. Each run prints its duration, its
-processor time and its peak memory.
+One green run shows little: a test that depends on luck fails once in twenty. Busy loops may run next to it. Each run
+prints its duration, its processor time and its peak memory.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import psutil
 
 _MIB = 1024 * 1024
 _BUSY = "while True: pass"
+_RANDOM_ORDER = ("-p", "pytest_randomly", "--randomly-dont-reset-seed")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +72,7 @@ def main() -> int:
 def _run(arguments: list[str], report: Path, loops: list[psutil.Process]) -> Run:
     before, started = _processor_seconds(loops), time.monotonic()
     with _peak_memory() as peak:
-        command = [sys.executable, "-m", "pytest", "-q", f"--junit-xml={report}", *arguments]
+        command = [sys.executable, "-m", "pytest", "-q", *_RANDOM_ORDER, f"--junit-xml={report}", *arguments]
         log = report.with_suffix(".log")
         with log.open("w") as output:
             code = subprocess.run(command, stdout=output, stderr=subprocess.STDOUT, check=False).returncode

@@ -69,7 +69,7 @@ class JobNotices:
         if not job.notifications:
             return
         if self._sender is not None:
-            await asyncio.wait([self._sender])
+            await workflow.wait([self._sender])
         await self._send_all(state, job)
         await self._send(state, job, NoticeBatch(lost=self._lost, last=True))
 

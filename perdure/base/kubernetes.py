@@ -309,7 +309,13 @@ class KubernetesApi:
             return None
 
     async def follow(
-        self, path: str, *, labels: str = "", fields: str = "", reduce: Callable[[Object], Object] | None = None
+        self,
+        path: str,
+        *,
+        labels: str = "",
+        fields: str = "",
+        reduce: Callable[[Object], Object] | None = None,
+        on_contact: Callable[[Exception | None], None] | None = None,
     ) -> AsyncGenerator[Change]:
         """Yields all objects, then every change, across outages of the server and expired versions.
 
@@ -319,10 +325,13 @@ class KubernetesApi:
             fields: Only objects with these fields, as a selector.
             reduce: Makes of each object what is needed of it, so that a collection of any size is never in memory as
                 a whole; None for all of it.
+            on_contact: Is called with None whenever the server tells something, if only that nothing has changed, as it
+                does about every minute; and with the error whenever it does not answer, before it is tried again.
 
         Raises:
             KubernetesError: if the server refuses permanently: the collection does not exist or may not be read.
         """
+        contact = on_contact or _ignored
         query = {"labelSelector": labels, "fieldSelector": fields}
         query = {name: value for name, value in query.items() if value}
         version = ""
@@ -335,10 +344,11 @@ class KubernetesApi:
             try:
                 if not watching:
                     objects, version = await self._list_all(path, query, reduce)
+                    contact(None)
                     yield Listed(objects)
                     watching = True
                 began = loop.time()
-                async with contextlib.aclosing(self._watch(path, query, version)) as events:
+                async with contextlib.aclosing(self._watch(path, query, version, contact)) as events:
                     async for kind, thing in events:
                         version = thing["metadata"]["resourceVersion"]
                         refused_since = None
@@ -367,8 +377,10 @@ class KubernetesApi:
                 elif not error.transient:
                     raise
                 else:
+                    contact(error)
                     await _pause(backoff, path, error)
             except TRANSIENT as error:
+                contact(error)
                 await _pause(backoff, path, error)
 
     def _tell_unwatched(self, path: str, error: KubernetesError) -> None:
@@ -399,15 +411,19 @@ class KubernetesApi:
                 return tuple(objects), metadata["resourceVersion"]
             query["continue"] = following
 
-    async def _watch(self, path: str, query: Mapping[str, str], version: str) -> AsyncGenerator[tuple[str, Object]]:
+    async def _watch(
+        self, path: str, query: Mapping[str, str], version: str, contact: Callable[[None], None]
+    ) -> AsyncGenerator[tuple[str, Object]]:
         seconds = str(int(_WATCH_SECONDS * random.uniform(0.8, 1.2)))
         watching = {"watch": "1", "allowWatchBookmarks": "true", "timeoutSeconds": seconds, "resourceVersion": version}
         response = await self._send("GET", path, {**query, **watching}, None, patience=_WATCH_TIMEOUT)
+        contact(None)
         try:
             async for line in _lines(response):
                 event = from_json(line)
                 if event["type"] == "ERROR":
                     raise _error(event["object"])
+                contact(None)
                 yield event["type"], event["object"]
         finally:
             response.close()
@@ -475,6 +491,10 @@ class KubernetesApi:
                 status = {"code": response.status, "message": text.strip()[:500]}
             raise _error({"code": response.status, **status}, response.headers)
         return response
+
+
+def _ignored(error: Exception | None) -> None:
+    pass
 
 
 async def _pause(backoff: Backoff, path: str, error: Exception) -> None:

@@ -11,6 +11,7 @@ import asyncio
 import hashlib
 import hmac
 import logging
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -41,6 +42,8 @@ _PATIENCE_SECONDS: Final = 1.0
 """How long a call waits for the review of a token that was valid before. A stuck API server must not hold up
 heartbeats."""
 _INVALID_SECONDS: Final = 5.0
+_TOLD_EVERY: Final = 60.0
+"""Seconds between two lines of the log about one outage: each call of each agent meets it."""
 _REMEMBERED: Final = 20_000
 """Reviews and grants kept; each takes about 1 KB."""
 
@@ -138,6 +141,13 @@ class Callers:
         self._reviews = LruCache[bytes, _Review](_REMEMBERED)
         self._strangers = Limits(STRANGERS)
         self._under_review: dict[bytes, asyncio.Task[_Review]] = {}
+        self._unanswered_since: float | None = None
+        self._told_at = -math.inf
+
+    @property
+    def silence(self) -> float:
+        """The seconds for which the API server has answered no review, although it was asked; 0 if none is due."""
+        return 0.0 if self._unanswered_since is None else time.monotonic() - self._unanswered_since
 
     def grant(self, headers: Mapping[str, str]) -> Grant:
         """Returns the grant that a call carries. The caller is not authenticated yet.
@@ -198,8 +208,10 @@ class Callers:
         try:
             async with asyncio.timeout(_PATIENCE_SECONDS):
                 return await asyncio.shield(self._started_review(digest, token))
-        except (TimeoutError, Unavailable):
-            logger.warning("the API server reviews no tokens; accepting those that it has reviewed")
+        except (TimeoutError, Unavailable) as error:
+            if time.monotonic() - self._told_at >= _TOLD_EVERY:
+                self._told_at = time.monotonic()
+                logger.warning("%s; accepting those that it has reviewed", error or "the API server is slow")
             return known
 
     def _started_review(self, digest: bytes, token: str) -> asyncio.Task[_Review]:
@@ -210,10 +222,13 @@ class Callers:
         return task
 
     async def _review(self, digest: bytes, token: str) -> _Review:
+        if self._unanswered_since is None:
+            self._unanswered_since = time.monotonic()
         try:
             pod, reason = await self._reviewer.pod_of(token), ""
         except Unauthenticated as error:
             pod, reason = None, str(error)
+        self._unanswered_since = None
         review = _Review(pod, reason, time.monotonic())
         self._reviews.put(digest, review)
         return review

@@ -7,7 +7,7 @@ new time series, whatever it sends.
 from __future__ import annotations
 
 from collections import Counter as Occurrences
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import asynccontextmanager, contextmanager
 from enum import StrEnum
 from typing import Final
@@ -83,6 +83,11 @@ class GatewayMetrics:
         self._agents = Gauge("perdure_gateway_agents", "Agents with a call in progress.", registry=self.registry)
         self._calls_of_agents = Occurrences[str]()
         self._agents.set_function(lambda: float(len(self._calls_of_agents)))
+        self._silence = Gauge(
+            "perdure_gateway_api_server_silence_seconds",
+            "Time for which the API server has answered no review of a token.",
+            registry=self.registry,
+        )
         ProcessCollector(namespace="perdure_gateway", registry=self.registry)
 
     @contextmanager
@@ -118,6 +123,10 @@ class GatewayMetrics:
     def count_refusal(self, reason: Reason) -> None:
         """Counts a refusal."""
         self._refused.labels(reason.value).inc()
+
+    def watch_reviews(self, silence: Callable[[], float]) -> None:
+        """Shows how long the API server has answered no review, in seconds."""
+        self._silence.set_function(silence)
 
     def unknown_method(self) -> None:
         """Counts a call of a method that the gateway does not have."""

@@ -116,6 +116,7 @@ class Gateway:
         self._memberships = Memberships(temporal)
         self._machines = Machines(temporal, callers, self._memberships, keys)
         self.metrics = GatewayMetrics()
+        self.metrics.watch_reviews(lambda: callers.silence)
         self._connections = Connections(self.metrics, bounds, interval=interval)
         self._bounding: asyncio.Task[None] | None = None
         self._stopping = asyncio.Event()

@@ -7,10 +7,8 @@ runs.
 from __future__ import annotations
 
 import asyncio
-import errno
 import fcntl
 import os
-import random
 import socket
 import sys
 import time
@@ -21,7 +19,6 @@ from datetime import timedelta
 from pathlib import Path
 from urllib.parse import urlsplit
 
-import psutil
 from temporalio.api.enums.v1 import TaskQueueType
 from temporalio.api.workflowservice.v1 import DescribeNamespaceRequest
 from temporalio.client import Client as TemporalClient
@@ -47,6 +44,7 @@ from perdure.client.workers import pollers, worker_identity
 from perdure.contract.names import WORKER_TASK_QUEUE, watch_task_queue
 from perdure.local import temporal_binary
 from perdure.local.code_version import code_version, is_of_newer_release
+from perdure.local.ports import choose_ports, choose_ui_backend, is_free, listens
 from perdure.local.processes import DaemonRecord, spawn, tail
 from perdure.spec.job import Backend
 
@@ -55,14 +53,6 @@ START_TIMEOUT = timedelta(seconds=60)
 
 JOB_EVENTS = "events.jsonl"
 """The file with the events of all jobs, in the worker's folder."""
-
-FIRST_PORT = 7233
-"""Temporal's own default, with the UI 1,000 above it, for the user's own state folder; the 999 ports after it are for
-others.
-
-These are never ephemeral ports of the operating system: while the server is away, a client that retries such a port on
-loopback ends up connected to itself, and holds the port.
-"""
 
 SERVER_OPTIONS = (
     # One frontend's limit of open long polls per namespace; 1,200 by default, and every agent needs some.
@@ -280,7 +270,7 @@ class LocalControlPlane:
         binary = await temporal_binary.ensure(self._report)
         started = time.monotonic()
         if previous:
-            if not _is_free(previous.port):
+            if not is_free(previous.port):
                 raise ControlPlaneUnreachable(
                     f"port {previous.port}, where this state folder's jobs look for their Temporal server, is taken by "
                     "another process",
@@ -298,7 +288,7 @@ class LocalControlPlane:
     async def _start_first_server(self, binary: Path, lock: int) -> ServerRecord:
         """Starts the server on free ports; tries others if another process takes them first."""
         while True:
-            port, ui_port = _choose_ports(first=self.state.path == users_own_path())
+            port, ui_port = choose_ports(first=self.state.path == users_own_path())
             record = self._spawn_server(binary, port, ui_port, lock=lock)
             self._report(f"Starting the Temporal server on {record.address}, its UI on {record.ui} ...")
             try:
@@ -307,13 +297,13 @@ class LocalControlPlane:
             except ControlPlaneUnreachable:
                 self.state.server_record.unlink(missing_ok=True)
                 # The log does not matter: a server that loses its port during its start crashes without a reason.
-                if record.alive or (_is_free(port) and _is_free(ui_port)):
+                if record.alive or (is_free(port) and is_free(ui_port)):
                     raise
 
     def _spawn_server(self, binary: Path, port: int, ui_port: int, ui_backend: str = "", *, lock: int) -> ServerRecord:
         self.state.check_space()
         # The worker that runs knows where the UI was.
-        backend = urlsplit(ui_backend or _choose_ui_backend())
+        backend = urlsplit(ui_backend or choose_ui_backend())
         command = [
             str(binary),
             *("server", "start-dev", "--ip", "0.0.0.0" if self._pods else "127.0.0.1", "--port", str(port)),
@@ -399,7 +389,7 @@ class LocalControlPlane:
                 request = DescribeNamespaceRequest(namespace=endpoint.namespace)
                 await client.workflow_service.describe_namespace(request, timeout=CONNECT_TIMEOUT)
                 # If two start at once on the same free port, one of them reaches the other's server.
-                if _listens(record):
+                if record.process is not None and listens(record.process, record.port):
                     return client
                 reason = "another server answers there"
             except (ControlPlaneUnreachable, RPCError) as error:
@@ -449,58 +439,6 @@ async def _polls_both_queues(client: TemporalClient, pid: int) -> bool:
             client, watch_task_queue(WORKER_TASK_QUEUE), TaskQueueType.TASK_QUEUE_TYPE_ACTIVITY
         )
     return False
-
-
-def _choose_ports(*, first: bool) -> tuple[int, int]:
-    """Chooses the ports of a new server: Temporal's own default, if it may be the `first`, else any of the others.
-
-    Clients of a server that is away continue to connect to its port. If all folders began with the same port, the
-    worker and the agents of one would sooner or later connect to the server of another.
-    """
-    others = list(range(FIRST_PORT + 1, FIRST_PORT + 1000))
-    random.shuffle(others)
-    for port in (*([FIRST_PORT] if first else []), *others):
-        if _is_free(port) and _is_free(port + 1000):
-            return port, port + 1000
-    raise ControlPlaneUnreachable(
-        f"no free port for a Temporal server from {FIRST_PORT} to {FIRST_PORT + 999}",
-        remedy="Set TEMPORAL_ADDRESS to a server that runs.",
-    )
-
-
-def _choose_ui_backend() -> str:
-    """Chooses an address for the UI that no web page can find: one of 16 million of the loopback network, and one of
-    20,000 ports. Only Linux has all addresses of that network; elsewhere the port alone has to be found.
-    """
-    chosen = random.SystemRandom()
-    host = ".".join(str(chosen.randint(1, 254)) for _ in range(3)) if sys.platform == "linux" else "0.0.1"
-    # Below the ephemeral ports of the operating systems, which other programs take at any time.
-    return f"http://127.{host}:{chosen.randint(10_000, 29_999)}"
-
-
-def _listens(record: ServerRecord) -> bool:
-    """Whether this server, and not another process, listens on its port."""
-    process = record.process
-    if process is None:
-        return False
-    try:
-        connections = process.net_connections("tcp")
-    except psutil.NoSuchProcess:
-        return False
-    return any(found.status == psutil.CONN_LISTEN and found.laddr.port == record.port for found in connections)
-
-
-def _is_free(port: int) -> bool:
-    with socket.socket() as probe:
-        # Binds as the server itself does: connections of a server that was killed may still linger.
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError as error:
-            if error.errno == errno.EADDRINUSE:
-                return False
-            raise
-    return True
 
 
 def _own_environment() -> dict[str, str]:

@@ -1,5 +1,8 @@
 """The namespaces that the operator serves, and those that it cannot serve now, with the reason.
 
+Served is a namespace whose changes are seen. While the API server is silent, or shows a certificate of an authority
+that the operator does not know, nothing is refused, and no change is seen either: what was read before becomes stale.
+
 An operator serves many teams. The loss of one namespace, of its rights there or of the resource's definition is a state
 of that namespace, which probes, metrics and the log report. The others are served meanwhile.
 """
@@ -7,9 +10,9 @@ of that namespace, which probes, metrics and the log report. The others are serv
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from datetime import UTC, datetime
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import Final
 
@@ -20,6 +23,9 @@ logger = logging.getLogger("perdure.operator")
 
 EVERYWHERE: Final = "*"
 """Stands for all namespaces, which one watch serves."""
+STALE: Final = timedelta(minutes=3)
+"""Silence of the API server after which a namespace is not served: it tells about every minute that nothing has
+changed, and a connection that tells nothing for two and a half is made again."""
 
 
 class Cause(StrEnum):
@@ -31,6 +37,8 @@ class Cause(StrEnum):
     """The resource's definition is not installed."""
     FORBIDDEN = "forbidden"
     """The operator lacks the right to watch the objects, perhaps because the namespace was deleted."""
+    SILENT = "silent"
+    """The API server has told nothing for some minutes, so what was read is stale."""
     FAILED = "failed"
     """The API server's answer cannot be used."""
 
@@ -39,6 +47,7 @@ _REMEDIES: Final[Mapping[Cause, str]] = {
     Cause.NOT_READ: "",
     Cause.NOT_DEFINED: "Apply deploy/crds/trainingjobs.yaml.",
     Cause.FORBIDDEN: "Grant the rights of docs/kubernetes-resource.md there, or remove the namespace from --namespace.",
+    Cause.SILENT: "",
     Cause.FAILED: "",
 }
 
@@ -61,12 +70,23 @@ class Gap:
 class Coverage:
     """The namespaces of one operator."""
 
-    def __init__(self, namespaces: Iterable[str]) -> None:
-        now = datetime.now(UTC)
+    def __init__(self, namespaces: Iterable[str], *, clock: Callable[[], datetime] = lambda: datetime.now(UTC)) -> None:
+        """Serves none of the namespaces yet.
+
+        Args:
+            namespaces: Those that are to be served.
+            clock: Returns the time.
+        """
+        self._clock = clock
+        now = clock()
         reason = "the API server has not answered yet"
         self._gaps: dict[str, Gap | None] = {
             name: Gap(namespace=name, cause=Cause.NOT_READ, reason=reason, since=now) for name in namespaces
         }
+        self._heard = dict.fromkeys(self._gaps, now)
+        self._errors: dict[str, str] = {}
+        """What keeps the API server from answering, by namespace, as long as it does not."""
+        self._told_silent: set[str] = set()
 
     @property
     def namespaces(self) -> tuple[str, ...]:
@@ -76,7 +96,7 @@ class Coverage:
     @property
     def gaps(self) -> tuple[Gap, ...]:
         """The namespaces that are not served."""
-        return tuple(gap for gap in self._gaps.values() if gap is not None)
+        return tuple(gap for name in self._gaps if (gap := self._gap_of(name)) is not None)
 
     @property
     def ready(self) -> bool:
@@ -90,13 +110,24 @@ class Coverage:
 
     def serves(self, namespace: str) -> bool:
         """Whether the namespace is served now."""
-        return self._gaps[namespace] is None
+        return self._gap_of(namespace) is None
 
     def gain(self, namespace: str) -> None:
         """Records that the namespace is served."""
-        if self._gaps[namespace] is not None:
+        if self._gaps[namespace] is not None or namespace in self._told_silent:
             self._gaps[namespace] = None
             logger.info("serving the %s of %s", PLURAL, namespace)
+        self._heard[namespace] = self._clock()
+        self._errors.pop(namespace, None)
+        self._told_silent.discard(namespace)
+
+    def miss(self, namespace: str, error: Exception) -> None:
+        """Records that the API server does not answer now; what is known of the namespace becomes stale."""
+        self._errors[namespace] = str(error) or type(error).__name__
+        gap = self._gap_of(namespace)
+        if gap is not None and gap.cause is Cause.SILENT and namespace not in self._told_silent:
+            self._told_silent.add(namespace)
+            logger.warning("not serving %s Jobs continue, and changes are read once it answers.", gap)
 
     def lose(self, namespace: str, error: Exception) -> None:
         """Records that the namespace is not served, because of an error."""
@@ -112,9 +143,18 @@ class Coverage:
     def report(self) -> str:
         """The state as text, for probes and people."""
         gaps = self.gaps
-        served = [name for name in self._gaps if self._gaps[name] is None]
+        served = [name for name in self._gaps if self.serves(name)]
         lines = [f"serving {', '.join(served) or 'nothing'}", *(f"not serving {gap}" for gap in gaps)]
         return "".join(f"{line}\n" for line in lines)
+
+    def _gap_of(self, namespace: str) -> Gap | None:
+        known, heard, error = self._gaps[namespace], self._heard[namespace], self._errors.get(namespace)
+        if known is not None:
+            return replace(known, reason=error) if error and known.cause is Cause.NOT_READ else known
+        if self._clock() - heard < STALE:
+            return None
+        reason = error or "the API server tells nothing"
+        return Gap(namespace=namespace, cause=Cause.SILENT, reason=reason, since=heard)
 
 
 def _cause_of(error: Exception) -> Cause:

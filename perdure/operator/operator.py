@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
@@ -113,9 +114,9 @@ class Operator:
         while True:
             began = loop.time()
             try:
-                async with contextlib.aclosing(self._api.follow(path)) as changes:
+                contact = functools.partial(self._hear, namespace)
+                async with contextlib.aclosing(self._api.follow(path, on_contact=contact)) as changes:
                     async for change in changes:
-                        self.coverage.gain(namespace)
                         self._take(change, namespace)
             except Exception as error:
                 # Whatever it is, the other namespaces are served.
@@ -127,6 +128,12 @@ class Operator:
                 if not self._resources[uid].deleting:
                     self._forget(uid)
             await asyncio.sleep(backoff.next_pause(ran=loop.time() - began))
+
+    def _hear(self, namespace: str, error: Exception | None) -> None:
+        if error is None:
+            self.coverage.gain(namespace)
+        else:
+            self.coverage.miss(namespace, error)
 
     def _take(self, change: Change, namespace: str) -> None:
         match change:

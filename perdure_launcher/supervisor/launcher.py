@@ -43,7 +43,7 @@ from ..system import processes
 from ..system.cgroups import MemoryController
 from ..system.cleaners import Sparing, without_cleaners
 from ..system.files import write_file
-from ..system.memory_folder import COPIES_PREFIX, MEMORY_PREFIX, MemoryFolder, delete_abandoned
+from ..system.memory_folder import COPIES_PREFIX, DELETE_INTERVAL, MEMORY_PREFIX, MemoryFolder, delete_abandoned
 from ..system.nvml import Devices
 from ..system.ports import PortPool
 from ..system.usage import UsageMeter, processes_per_node
@@ -61,8 +61,6 @@ from .torchrun_mode import TorchrunMode
 logger = logging.getLogger(__name__)
 
 USAGE_INTERVAL = timedelta(seconds=10)
-DELETE_INTERVAL = timedelta(minutes=1)
-"""Interval of searches for memory folders that were abandoned for long: no other launcher may start here."""
 GUARD_INTERVAL = timedelta(seconds=1)
 """Interval of searches for ranks outside of our rendezvous, until a handler is seen."""
 LAST_REPORT_TIMEOUT = timedelta(seconds=10)

@@ -36,6 +36,8 @@ _RELEASED_WITHIN = timedelta(seconds=3)
 """Time for which a launcher waits for a folder of its own node that is locked: the kernel gives up the lock of a killed
 process last, after its memory, and another launcher locks a folder while it looks at it."""
 _LOOK = timedelta(milliseconds=20)
+DELETE_INTERVAL = timedelta(minutes=1)
+"""Interval of searches for folders that were abandoned for long: no other launcher may start on the machine."""
 _LOCK = "owner"
 """File that the launcher has locked, with the node's name."""
 _ABANDONED = "abandoned"
@@ -117,11 +119,11 @@ def delete_abandoned(
 ) -> None:
     """Deletes the folders of this user's launchers, or agents, that were killed and not started again for long.
 
-    Those of other jobs are deleted at once where more than half of the memory is in use.
+    Those of other jobs are deleted at once where a node needs the memory, since more than half of it is in use.
 
     Args:
         root: The folder in memory for all launchers.
-        node: The caller's own node.
+        node: The caller's own node; empty for a caller that needs no memory.
         prefix: What the folders' names begin with.
         kept_for: The time for which a folder is kept after it was first found abandoned.
     """
@@ -130,8 +132,8 @@ def delete_abandoned(
         if folder is None:
             continue
         age = folder.abandoned_for()
-        is_needed = _job(folder.node) == _job(node) or not _is_short(root)
-        if age < kept_for.total_seconds() and is_needed:
+        is_spared = not node or _job(folder.node) == _job(node) or not _is_short(root)
+        if age < kept_for.total_seconds() and is_spared:
             os.close(folder.lock)
             continue
         logger.info("deletes %s, whose process ended at least %.0f s ago", path, age)

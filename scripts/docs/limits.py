@@ -18,7 +18,7 @@ from perdure.client.logs import agents as log_agents
 from perdure.contract import NotifierJob, names
 from perdure.contract.base import LONGEST_TEXT
 from perdure.contract.store import LONGEST_KEY
-from perdure.operator import operator, reconcile
+from perdure.operator import coverage, operator, reconcile
 from perdure.spec.roles import MAX_NODES
 from perdure.spec.timing import Timing
 from perdure.spec.validate import MAX_BYTES
@@ -145,6 +145,7 @@ LIMITS: Mapping[str, Mapping[str, str]] = {
         "time for which a pod that has a machine does not start before its Events are read": _time(warnings.FIRST_READ),
         "longest pause before they are read again": _time(warnings.LONGEST_PAUSE),
         "interval at which the operator asks Temporal for jobs that have changed": _time(operator.ROUND),
+        "silence of the API server after which the operator's namespaces are not served": _time(coverage.STALE),
         "reconciles of jobs per second": _count(operator.LOOKS_PER_SECOND),
         "interval at which the operator reconciles a running job": _time(reconcile.REFRESH),
     },

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).parents[2] / ".ci" / "run"
+ROOT = Path(__file__).parents[2]
+SCRIPT = ROOT / ".ci" / "run"
 
 MAKE = """#!/bin/sh
 echo "$@" >> {calls}
@@ -66,3 +67,13 @@ def test_other_failures_end_the_run(tmp_path: Path, output: str):
     code, targets = run(tmp_path, target="test", output=output, again=0)
     assert code != 0
     assert targets == ["test"]
+
+
+@pytest.mark.parametrize("target", ["test", "test-cluster", "test-long"])
+def test_only_ci_runs_tests_in_a_random_order(target: str):
+    def would_run(*variables: str) -> str:
+        command = ["make", "--dry-run", target, *variables]
+        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+
+    assert "pytest -p pytest_randomly" in would_run("CI=true")
+    assert "randomly" not in would_run("CI=")

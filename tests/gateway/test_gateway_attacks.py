@@ -325,15 +325,26 @@ async def test_while_the_api_server_is_away_known_agents_are_served(
 ) -> None:
     monkeypatch.setattr("perdure.gateway.callers._VALID_SECONDS", 0.0)
     known, other, new = (site.headers(site.grant(workflows)) for _ in range(3))
+
+    def silence() -> float:
+        return site.metrics.registry.get_sample_value("perdure_gateway_api_server_silence_seconds") or 0.0
+
     for headers in (known, other):
         assert (await site.describe(workflows.job.id, *headers))[0] is grpc.StatusCode.OK
     site.reviewer.silent = True
     assert (await site.describe(workflows.job.id, *known))[0] is grpc.StatusCode.OK
     site.reviewer.silent, site.reviewer.away = False, True
     assert (await site.describe(workflows.job.id, *known))[0] is grpc.StatusCode.OK
+    assert silence() > 0
     assert (await site.describe(workflows.job.id, *new))[0] is grpc.StatusCode.UNAVAILABLE
+    before = silence()
+    assert (await site.describe(workflows.job.id, *new))[0] is grpc.StatusCode.UNAVAILABLE
+    assert silence() > before, "it counts from the first review that was not answered"
     monkeypatch.setattr("perdure.gateway.callers._STALE_SECONDS", 0.0)
     assert (await site.describe(workflows.job.id, *other))[0] is grpc.StatusCode.UNAVAILABLE
+    site.reviewer.away = False
+    assert (await site.describe(workflows.job.id, *other))[0] is grpc.StatusCode.OK
+    assert silence() == 0
 
 
 async def test_an_impostor_learns_nothing(site: GatewaySite, workflows: Workflows) -> None:

@@ -100,6 +100,28 @@ def test_what_a_job_relies_on_and_the_cluster_has_changed_is_told(made: dict[str
     assert bool(alterations(POD, made)) == bool(words)
 
 
+def test_what_a_vertical_autoscaler_makes_of_a_pod_is_told_for_each_of_its_containers() -> None:
+    """Its webhook changes requests, and limits in proportion, and notes it in an annotation."""
+    agent = {"requests": {"memory": "64Mi"}, "limits": {"memory": "128Mi"}}
+    training = {"requests": {"cpu": "4", "memory": "1Gi"}, "limits": {"memory": "1Gi"}}
+    smaller = {"requests": {"cpu": "1168m", "memory": "500Mi"}, "limits": {"memory": "500Mi"}}
+    raised = {"requests": {"memory": "96Mi"}, "limits": {"memory": "192Mi"}}
+
+    def pod(of_training: dict[str, Any], of_agent: dict[str, Any]) -> dict[str, Any]:
+        containers = [{"name": "training", "resources": of_training}]
+        sidecars = [{"name": "perdure-agent", "restartPolicy": "Always", "resources": of_agent}]
+        return {"metadata": {}, "spec": {"containers": containers, "initContainers": sidecars}}
+
+    made = pod(smaller, raised) | {"metadata": {"annotations": {"vpaUpdates": "Pod resources updated by llama"}}}
+    told = alterations(pod(training, agent), made)
+    for words in (
+        *("limits.memory of training is 500Mi", "requests.memory of training is 500Mi"),
+        *("requests.cpu of training is 1168m", "limits.memory of perdure-agent is 192Mi"),
+        "requests.memory of perdure-agent is 96Mi",
+    ):
+        assert words in told
+
+
 def test_a_request_for_as_much_as_the_limit_is_no_change() -> None:
     limited = with_training(resources={"limits": {"nvidia.com/gpu": "8"}})
     made = with_training(resources={"limits": {"nvidia.com/gpu": "8"}, "requests": {"nvidia.com/gpu": "8"}})

@@ -174,6 +174,8 @@ def test_where_memory_is_short_only_the_same_jobs_folders_are_kept(tmp_path: Pat
     delete_abandoned(tmp_path, node="job/worker-0")
     assert folders(tmp_path) == {same, other}
     monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(100, 51, 49))
+    delete_abandoned(tmp_path)
+    assert folders(tmp_path) == {same, other}, "a worker, which needs no memory itself"
     delete_abandoned(tmp_path, node="job/worker-0")
     assert folders(tmp_path) == {same}
 

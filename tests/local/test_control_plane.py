@@ -23,7 +23,8 @@ from perdure.client.connection import connect, find_endpoint
 from perdure.client.search_attributes import SEARCH_ATTRIBUTES, missing_search_attributes
 from perdure.contract.names import WORKER_TASK_QUEUE
 from perdure.local.code_version import code_version
-from perdure.local.control_plane import FIRST_PORT, LocalControlPlane, WorkerRecord
+from perdure.local.control_plane import LocalControlPlane, WorkerRecord
+from perdure.local.ports import FIRST_PORT
 from perdure.local.processes import DaemonRecord
 from perdure.workflows import search_attributes
 from tests.activities.local_nodes import LocalJob

@@ -9,6 +9,7 @@ import urllib.request
 from collections import defaultdict
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
 from typing import Any, cast
 from urllib.error import HTTPError
 
@@ -19,11 +20,12 @@ from kubernetes.aio.utils import Backoff
 from perdure.base import kubernetes as api_module
 from perdure.base.services import Readiness, health_endpoint
 from perdure.client.client import Client
+from perdure.operator import coverage as coverage_module
 from perdure.operator import operator as operator_module
-from perdure.operator.coverage import Cause
+from perdure.operator.coverage import STALE, Cause, Coverage
 from perdure.operator.operator import Operator
 from perdure.operator.reconcile import Looked, Reconciler
-from perdure.operator.resource import TrainingJobResource
+from perdure.operator.resource import TrainingJobResource, collection
 from tests.support.played_api import played_api, refusal
 from tests.support.temporal_server import free_port
 from tests.support.waiting import DEADLINE, eventually
@@ -46,11 +48,13 @@ class PlayedCluster:
         self._events: defaultdict[str, asyncio.Queue[dict[str, Any] | None]] = defaultdict(asyncio.Queue)
 
     def tell(self, namespace: str, created: dict[str, Any]) -> None:
-        self._events[namespace].put_nowait({"type": "ADDED", "object": created})
+        self._events[collection(namespace)].put_nowait({"type": "ADDED", "object": created})
 
     def lose(self, namespace: str, how: tuple[int, str, str] | str) -> None:
         self.lost[namespace] = how
-        self._events[namespace].put_nowait(None)
+        for path, events in self._events.items():
+            if f"/{namespace}/" in path:
+                events.put_nowait(None)
 
     def restore(self, namespace: str) -> None:
         del self.lost[namespace]
@@ -68,7 +72,7 @@ class PlayedCluster:
             return web.json_response({"metadata": {"resourceVersion": "10"}, "items": self.objects[namespace]})
         response = web.StreamResponse()
         await response.prepare(request)
-        while (event := await self._events[namespace].get()) is not None:
+        while (event := await self._events[request.path].get()) is not None:
             await response.write(json.dumps(event).encode() + b"\n")
         return response
 
@@ -162,6 +166,58 @@ async def test_without_a_namespace_it_waits_and_is_not_ready() -> None:
             cluster.restore(namespace)
         assert await looks.names.get() == "a"
         await eventually(lambda: coverage.ready and not coverage.gaps)
+
+
+@pytest.mark.parametrize("answers", [True, False], ids=["errors", "silence"])
+def test_a_namespace_is_stale_once_the_api_server_has_told_nothing_for_minutes(
+    answers: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    now = datetime(2026, 1, 1, tzinfo=UTC)
+    coverage = Coverage(("nlp",), clock=lambda: now)
+    coverage.gain("nlp")
+    for _ in range(3):
+        now += STALE / 4
+        if answers:
+            coverage.miss("nlp", ConnectionError("certificate verify failed"))
+        assert coverage.ready
+    now += STALE / 4
+    for _ in range(2):
+        if answers:
+            coverage.miss("nlp", ConnectionError("certificate verify failed"))
+    reason = "certificate verify failed" if answers else "the API server tells nothing"
+    assert not coverage.ready
+    assert not coverage.serves("nlp")
+    assert coverage.report() == f"serving nothing\nnot serving nlp: silent since 2026-01-01T00:00:00Z: {reason}.\n"
+    assert len(caplog.records) == int(answers)
+    coverage.gain("nlp")
+    assert coverage.ready
+    assert coverage.report() == "serving nlp\n"
+
+
+def test_a_namespace_that_was_never_read_names_what_keeps_the_api_server_from_answering() -> None:
+    coverage = Coverage(("nlp",))
+    coverage.miss("nlp", ConnectionError("connection refused"))
+    assert "not serving nlp: not_read since" in coverage.report()
+    assert "connection refused" in coverage.report()
+
+
+async def test_an_api_server_that_is_away_for_minutes_is_told_and_what_it_has_missed_is_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(coverage_module, "STALE", timedelta(milliseconds=200))
+    cluster, looks = PlayedCluster(nlp=[thing("a", "nlp")]), Looks()
+    async with asyncio.timeout(DEADLINE), operating(cluster, looks) as operator:
+        assert await looks.names.get() == "a"
+        cluster.lose("nlp", (503, "ServiceUnavailable", "etcd is away"))
+        await eventually(lambda: [gap.cause for gap in operator.coverage.gaps] == [Cause.SILENT])
+        assert "etcd is away" in operator.coverage.report()
+        assert 'namespace_served{job_namespace="nlp"} 0.0' in (await operator.metrics.text()).decode()
+        assert "perdure_operator_objects 1.0" in (await operator.metrics.text()).decode(), "it is not forgotten"
+        monkeypatch.setattr(coverage_module, "STALE", STALE)
+        cluster.restore("nlp")
+        cluster.tell("nlp", thing("b", "nlp"))
+        assert await looks.names.get() == "b"
+        assert operator.coverage.ready
 
 
 async def test_an_object_that_cannot_be_read_leaves_the_others_served(caplog: pytest.LogCaptureFixture) -> None:

@@ -216,7 +216,7 @@ def advance_role(state: RoleInJob, job: JobSpec, now: datetime, *, new_token: To
     state = staffing.dismiss_idle_surplus(scaling.follow(state, job, now), job, now)
     state = smaller_requests.relax(memory_in_place.give_up(state, job, now), job, now)
     state = forming.form(admission.admit(state, now), job, now)
-    state = staffing.staff(state, job, now, new_token=new_token)
+    state = slow_ranks.forget_missed(staffing.staff(state, job, now, new_token=new_token))
     return observations.observe_uncreated(_note_stepping(state, now), now)
 
 

@@ -2,7 +2,11 @@
 
 Workers create pods at the same time, so counting pods and then creating one is not enough. Each pod first gets a place
 in the namespace's ledger, a ConfigMap that is changed by compare-and-set: of two workers that count the same pods, one
-finds the ledger changed and counts again. A place is left once its pod can be counted, or was never created.
+finds the ledger changed and counts again.
+
+A list of all pods for each creation would cost a job of a thousand nodes gigabytes. So a worker lists them once for all
+that it creates within some seconds, and counts those of its list with the places of pods that have been created since.
+A place therefore stays in the ledger for longer than any list is used.
 """
 
 from __future__ import annotations
@@ -12,7 +16,8 @@ import contextlib
 import json
 import time
 from collections import defaultdict
-from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import Any, Final
 
@@ -24,10 +29,28 @@ from perdure.base.kubernetes import TRANSIENT, KubernetesApi, KubernetesError, O
 from perdure.base.words import count
 
 LEDGER: Final = "perdure-limits"
-"""The ConfigMap with the places of pods that are being created."""
+"""The ConfigMap with the places of pods that are being created, or were lately."""
 _CREATED_WITHIN: Final = 600.0
-"""Seconds after which a place counts as left: longer than a worker tries to create the pod's anchor and the pod. An
-activity that is tried again asks for its place again."""
+"""Seconds after which a place counts as left whose pod nobody is known to have created: longer than a worker tries to
+create the pod's anchor and the pod. An activity that is tried again asks for its place again."""
+_LIST_LASTS: Final = 10.0
+"""Seconds for which a list of the pods is used. It may count pods that are gone: none is refused without a new one."""
+_CLOCKS_DIFFER: Final = 30.0
+"""The most, in seconds, that the clocks of two workers are taken to differ."""
+_KEPT: Final = 2 * (_LIST_LASTS + _CLOCKS_DIFFER)
+"""Seconds for which the place of a pod that was created is kept."""
+
+
+@dataclass(frozen=True)
+class _Known:
+    """What a worker knows of a namespace."""
+
+    ledger: Object
+    """As it was last read or written."""
+    pods: Mapping[str, int]
+    """The GPUs of each pod that has not ended, as they were listed."""
+    listed_at: float
+    """By this machine's clock."""
 
 
 class Room:
@@ -39,6 +62,9 @@ class Room:
         self._policy = policy
         # Pods of one worker would only make each other's changes of the ledger fail.
         self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._known: dict[str, _Known] = {}
+        self._made: defaultdict[str, dict[str, float]] = defaultdict(dict)
+        """When this worker has created pods lately, by namespace and name; the ledger may not tell that yet."""
 
     @contextlib.asynccontextmanager
     async def place_for(self, namespace: str, pod: Mapping[str, Any]) -> AsyncGenerator[None]:
@@ -57,36 +83,77 @@ class Room:
             raise NodeNotYet(f"with it, the jobs in the namespace {namespace} have {shortage}")
         try:
             yield
-        except Exception:
+        except Exception as error:
+            if isinstance(error, KubernetesError) and error.reason == "AlreadyExists":
+                await self._tell_made(namespace, _name(pod))
+                raise
             # The same outage may prevent this; the place then ends by its age.
             with contextlib.suppress(KubernetesError, *TRANSIENT):
                 async with self._turns[namespace]:
-                    await self._leave(namespace, _name(pod))
+                    await self._change(namespace, {_name(pod): None})
             raise
+        await self._tell_made(namespace, _name(pod))
 
     async def _take(self, namespace: str, pod: Mapping[str, Any]) -> str:
         """Returns the limit that leaves no room for the pod; empty if it has its place."""
         name, own = _name(pod), gpus_of(self._policy, pod)
+        known = self._known.get(namespace)
+        if fresh := known is None or not 0 <= time.time() - known.listed_at < _LIST_LASTS:
+            known = await self._read(namespace)
         while True:
-            ledger = await self._ledger(namespace)
-            # Read after the ledger: a pod whose place was left before is among these.
-            listed = await self._api.list(core_path(namespace, "pods"), labels=f"{selector(OURS)},{RANK}")
-            places = _open_places(ledger, listed)
-            others = [
-                *(gpus_of(self._policy, one) for one in listed if not _is_over(one) and _name(one) != name),
-                *(place["gpus"] for other, place in places.items() if other != name),
-            ]
-            if shortage := shortage_of(self._policy, [*others, own]):
-                return shortage
-            places[name] = {"gpus": own, "at": time.time()}
-            if await self._write(namespace, ledger, places):
+            others = self._counted(namespace, known)
+            others.pop(name, None)
+            if shortage := shortage_of(self._policy, [*others.values(), own]):
+                if fresh:
+                    return shortage
+                known, fresh = await self._read(namespace), True
+            elif await self._write(namespace, known, {name: {"gpus": own, "at": time.time()}}):
                 return ""
+            else:
+                known = await self._read_ledger(namespace, known)
 
-    async def _leave(self, namespace: str, name: str) -> None:
-        while True:
-            ledger = await self._ledger(namespace)
-            if await self._write(namespace, ledger, {one: at for one, at in _places(ledger).items() if one != name}):
-                return
+    def _counted(self, namespace: str, known: _Known) -> dict[str, int]:
+        """Returns the GPUs of all pods that there are or may be, by name."""
+        counted, made = dict(known.pods), self._made[namespace]
+        for name, place in _places(known.ledger).items():
+            if name in made:
+                unlisted = made[name] >= known.listed_at
+            elif "made" in place:
+                unlisted = place["made"] >= known.listed_at - _CLOCKS_DIFFER
+            else:
+                unlisted = place["at"] > time.time() - _CREATED_WITHIN
+            if unlisted:
+                counted[name] = place["gpus"]
+        return counted
+
+    async def _tell_made(self, namespace: str, name: str) -> None:
+        """Has the ledger say that a pod was created: with the next place, or now if no other pod waits for one."""
+        self._made[namespace][name] = time.time()
+        turn = self._turns[namespace]
+        if turn.locked():
+            return
+        # Until it is told, others take the pod for one that may still be created.
+        with contextlib.suppress(KubernetesError, *TRANSIENT):
+            async with turn:
+                await self._change(namespace, {})
+
+    async def _change(self, namespace: str, places: Mapping[str, Any]) -> None:
+        known = self._known[namespace]
+        while not await self._write(namespace, known, places):
+            known = await self._read_ledger(namespace, known)
+
+    async def _read(self, namespace: str) -> _Known:
+        ledger = await self._ledger(namespace)
+        # Read after the ledger: a pod whose place was left before is among these.
+        at = time.time()
+        listed = await self._api.list(core_path(namespace, "pods"), labels=f"{selector(OURS)},{RANK}")
+        pods = {_name(one): gpus_of(self._policy, one) for one in listed if not _is_over(one)}
+        known = self._known[namespace] = _Known(ledger, pods, at)
+        return known
+
+    async def _read_ledger(self, namespace: str, known: _Known) -> _Known:
+        known = self._known[namespace] = replace(known, ledger=await self._ledger(namespace))
+        return known
 
     async def _ledger(self, namespace: str) -> Object:
         path = core_path(namespace, "configmaps")
@@ -95,19 +162,35 @@ class Room:
         metadata = {"name": LEDGER, "labels": {"app.kubernetes.io/part-of": "perdure"}}
         return await self._api.create_or_get(path, {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata})
 
-    async def _write(self, namespace: str, ledger: Object, places: Mapping[str, Any]) -> bool:
-        """Returns whether the ledger is still the one that was read, and now has these places."""
-        left = dict.fromkeys(_places(ledger).keys() - places.keys())
+    async def _write(self, namespace: str, known: _Known, places: Mapping[str, Any]) -> bool:
+        """Changes places, and with them those of pods that were created since or long ago. Returns whether the ledger
+        is still the one that is known."""
+        now, made = time.time(), self._made[namespace]
+        current = _places(known.ledger)
+        told = {name: {**current[name], "made": at} for name, at in made.items() if name in current}
+        ended = {
+            name: None
+            for name, place in current.items()
+            if now > made.get(name, place.get("made", place["at"] + _CREATED_WITHIN - _KEPT)) + _KEPT
+        }
+        changed = {**told, **ended, **places}
         content: Object = {
-            "metadata": {"resourceVersion": ledger["metadata"]["resourceVersion"]},
-            "data": {**left, **{name: json.dumps(place) for name, place in places.items()}},
+            "metadata": {"resourceVersion": known.ledger["metadata"]["resourceVersion"]},
+            "data": {name: place and json.dumps(place) for name, place in changed.items()},
         }
         try:
-            return await self._api.patch(f"{core_path(namespace, 'configmaps')}/{LEDGER}", content) is not None
+            written = await self._api.patch(f"{core_path(namespace, 'configmaps')}/{LEDGER}", content)
         except KubernetesError as error:
             if error.status != 409:
                 raise
-        return False
+            return False
+        if written is None:
+            return False
+        self._known[namespace] = replace(known, ledger=written)
+        for name in [*(made.keys() & ended.keys()), *(name for name in made if name not in current)]:
+            if name not in places:
+                del made[name]
+        return True
 
 
 def shortage_of(policy: SitePolicy, gpus: Sequence[int]) -> str:
@@ -136,13 +219,6 @@ def _is_device(name: str) -> bool:
     its own."""
     domain, _, _ = name.rpartition("/")
     return domain.startswith("deviceclass.") or (bool(domain) and not domain.endswith("kubernetes.io"))
-
-
-def _open_places(ledger: Object, pods: Iterable[Object]) -> dict[str, Any]:
-    """Returns the places whose pods may still be created."""
-    there = {_name(one) for one in pods}
-    latest = time.time() - _CREATED_WITHIN
-    return {name: place for name, place in _places(ledger).items() if name not in there and place["at"] > latest}
 
 
 def _places(ledger: Object) -> dict[str, Any]:

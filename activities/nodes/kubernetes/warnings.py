@@ -19,6 +19,9 @@ FIRST_READ = 4.0
 """Seconds for which a pod has a machine and does not start before its Events are read. Most pods start sooner."""
 LONGEST_PAUSE = 30.0
 """Seconds between two readings, which begin with `FIRST_READ` and double: images may take an hour."""
+TOGETHER = 1.0
+"""Seconds by which a pod's Events are read early, with those of others: pods that are created together are due in turn.
+"""
 FEW = 4
 """Pods whose Events are requested one by one; those of more are found in one list of the namespace's."""
 
@@ -74,9 +77,9 @@ class Warnings:
         return max(0.0, self._due - asyncio.get_running_loop().time())
 
     async def read(self) -> list[str]:
-        """Reads the Events of each pod for which it is time; returns the UIDs of these pods."""
+        """Reads the Events of each pod that is due, or will be in a moment; returns the UIDs of these pods."""
         now = asyncio.get_running_loop().time()
-        due = {uid: waiting for uid, waiting in self._waiting.items() if waiting.due <= now}
+        due = {uid: waiting for uid, waiting in self._waiting.items() if waiting.due <= now + TOGETHER}
         for waiting in due.values():
             waiting.pause = min(2 * waiting.pause, LONGEST_PAUSE)
             waiting.due = now + waiting.pause

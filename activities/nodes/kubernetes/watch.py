@@ -25,6 +25,9 @@ from perdure.contract.names import run_name
 
 logger = logging.getLogger(__name__)
 
+_AT_ONCE = 500
+"""The most changes that are taken in together."""
+
 
 def pods_of(namespace: str) -> str:
     """Returns the API path of a namespace's pods."""
@@ -76,24 +79,26 @@ class GroupWatch:
         """Yields the current state of all nodes, then every change, until it is closed."""
         changes = self._api.follow(pods_of(self._namespace), labels=self._labels)
         async with contextlib.aclosing(with_pauses(changes, lambda: self._warnings.pause)) as news:
-            async for change in news:
-                if change is None:
+            async for arrived in news:
+                if not arrived:
                     read = [self._pods[uid] for uid in await self._warnings.read()]
                     if batch := tuple(event for pod in read for event in self._events_of_present(pod)):
                         yield batch
                     continue
-                pods = _pods_of(change)
-                if (revocation := await self._revocation(pods)) is not None:
+                owner, events = None, list[NodeEvent]()
+                for pods in map(_pods_of, arrived):
+                    owner = owner or next(self._owners_of_deleted(pods), None)
+                    events += self._news(pods)
+                if owner and (revocation := await self._revocation(owner)) is not None:
                     self._revoked = True
                     yield (revocation,)
-                if batch := tuple(self._news(pods)):
-                    yield batch
+                if events:
+                    yield tuple(events)
 
-    async def _revocation(self, pods: _PodChanges) -> Revocation | None:
-        """Returns a revocation if the job is no longer desired; checked when pods are deleted, before that is
-        reported."""
-        owner = next(self._owners_of_deleted(pods), None)
-        if self._revoked or owner is None:
+    async def _revocation(self, owner: OwnerReference) -> Revocation | None:
+        """Returns a revocation if the job is no longer desired; checked when pods are deleted, before that is reported,
+        once for all whose deletions have arrived."""
+        if self._revoked:
             return None
         try:
             reason = await self._anchors.why_gone(self._namespace, owner.name, owner.uid)
@@ -155,21 +160,26 @@ class GroupWatch:
 
 async def with_pauses(
     changes: AsyncGenerator[Change], pause: Callable[[], float | None]
-) -> AsyncGenerator[Change | None]:
-    """Yields the changes, and None whenever the seconds have elapsed for which the next one is awaited."""
+) -> AsyncGenerator[list[Change]]:
+    """Yields the changes, those together that have arrived by then, and none of them whenever the seconds have elapsed
+    for which the next one is awaited."""
     following = asyncio.ensure_future(anext(changes))
     try:
         while True:
             done, _ = await asyncio.wait([following], timeout=pause())
             if not done:
-                yield None
+                yield []
                 continue
-            try:
-                change = following.result()
-            except StopAsyncIteration:
-                return
-            yield change
-            following = asyncio.ensure_future(anext(changes))
+            arrived: list[Change] = []
+            while following.done() and not (arrived and (following.exception() or len(arrived) == _AT_ONCE)):
+                try:
+                    arrived.append(following.result())
+                except StopAsyncIteration:
+                    return
+                following = asyncio.ensure_future(anext(changes))
+                # One that has arrived already is there after a turn of the loop.
+                await asyncio.sleep(0)
+            yield arrived
     finally:
         following.cancel()
         await asyncio.gather(following, return_exceptions=True)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from temporalio.client import Client
 
-from perdure.activities.nodes.local import launch, machines, retention
+from perdure.activities.nodes.local import launch, machines, memory, retention
 from perdure.activities.nodes.local.folders import NodeFolders, now
 from perdure.activities.nodes.local.keeper import NodeKeeper
 from perdure.activities.nodes.local.scrape import node_metrics
@@ -94,8 +94,11 @@ class LocalBackend:
                 yield found
 
     async def keep_tidy(self, client: Client) -> None:
-        """Deletes the folders of jobs that ended long ago. Runs until it is cancelled."""
-        await retention.keep_tidy(self._folders, client)
+        """Deletes the folders of jobs that ended long ago, and the memory of killed launchers and agents that were not
+        started again. Runs until it is cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(retention.keep_tidy(self._folders, client))
+            tasks.create_task(memory.keep_free())
 
     def _look_again(self) -> None:
         for watch in self._watches:

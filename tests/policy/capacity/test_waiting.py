@@ -87,6 +87,17 @@ def test_what_was_waited_in_the_queue_does_not_count_for_joining() -> None:
     assert "after 2h (limits.queue_timeout)" in job.state.reason
 
 
+@pytest.mark.parametrize(("limits", "told"), [({}, True), ({"queue_timeout": "2h"}, False)])
+def test_a_job_that_waits_without_limit_says_that_it_holds_machines(limits: dict[str, Any], told: bool) -> None:
+    """Another may hold those that this one waits for, and wait for these."""
+    words = "1 node keeps a machine meanwhile, for which other jobs may wait"
+    job = queued(Scenario("2", limits=limits), 0, 1, why=UNSCHEDULABLE).wait(HOUR)
+    assert words not in job.state.reason
+    job.transition(0, NodeCreated).wait(HOUR / 2)
+    assert job.state.phase is JobPhase.WAITING
+    assert (words in job.state.reason) is told
+
+
 def test_an_elastic_job_begins_without_those_that_are_in_the_queue() -> None:
     job = queued(Scenario("1:2", limits={"queue_timeout": "1h"}), 1).ready(0).wait(6).steps()
     assert job.group_ranks == {0: 0}

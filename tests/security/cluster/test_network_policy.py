@@ -112,6 +112,44 @@ async def test_the_site_allows_single_addresses_the_internet_and_other_name_serv
     assert not connects(service, JOB, *api)
 
 
+PUBLIC_6 = Peer("2001:db8::7")
+PRIVATE_6 = (Peer("fd00:ec2::254"), Peer("fe80::1"), Peer("64:ff9b::a00:1"), Peer("::ffff:10.0.0.1"))
+"""A machine's metadata, a neighbour, and private addresses of IPv4 behind a translation."""
+
+
+async def test_the_internet_has_both_families_and_no_private_address_of_either(helm: Path) -> None:
+    public = await policies_of(helm, jobsInternet=True)
+    assert connects(public, JOB, PUBLIC_6, 443)
+    assert [one for one in PRIVATE_6 if connects(public, JOB, one, 443)] == []
+    assert [one for one in DENIED if connects(public, JOB, *one)] == []
+    own = await policies_of(helm, jobsInternet=True, jobsDenied=["10.0.0.0/8", "2001:db8::/32"])
+    assert not connects(own, JOB, PUBLIC_6, 443)
+    assert connects(own, JOB, Peer("2001:4860::1"), 443)
+
+
+async def test_a_site_that_has_listed_what_is_private_of_ipv4_alone_opens_no_ipv6(helm: Path) -> None:
+    """Its list was complete until the policy knew of IPv6."""
+    former = await policies_of(helm, jobsInternet=True, jobsDenied=["10.0.0.0/8", "192.168.0.0/16"])
+    assert not connects(former, JOB, PUBLIC_6, 443)
+    assert connects(former, JOB, *PUBLIC[0])
+
+
+async def test_an_exception_is_of_the_family_of_its_block(helm: Path) -> None:
+    """The API server takes no other."""
+    policies = await policies_of(helm, jobsInternet=True)
+    blocks = [
+        peer["ipBlock"]
+        for policy in policies
+        for rule in policy["spec"].get("egress") or ()
+        for peer in rule.get("to") or ()
+        if "ipBlock" in peer
+    ]
+    assert len(blocks) > 2
+    for block in blocks:
+        for one in block.get("except") or ():
+            assert ip_network(one).network_address in ip_network(block["cidr"])
+
+
 async def test_strangers_reach_neither_pods_of_jobs_nor_the_gateway(policies: list[dict[str, Any]]) -> None:
     assert [one for one in STRANGERS if connects(policies, one, JOB, 29500)] == []
     assert [one for one in STRANGERS if connects(policies, one, GATEWAY, 7433)] == []

@@ -171,4 +171,8 @@ def describe(state: RoleInJob, job: JobSpec, *, available: int) -> str:
         words.append(f"{'continues without it' if enough else 'stops'} at {limit.at:%H:%M:%S} UTC ({limit.field})")
     elif state.queued_since is not None:
         words.append("waits for as long as it takes (limits.queue_timeout is not set)")
+        placed = [node for node in state.nodes.values() if node.alive and not node.queued]
+        if held := sum(node.phase is not NodePhase.REQUESTED for node in placed):
+            # Two jobs may each hold what the other one waits for.
+            words.append(f"{counted(held, 'node', 'keep')} a machine meanwhile, for which other jobs may wait")
     return "; ".join(words)
