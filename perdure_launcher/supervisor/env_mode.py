@@ -32,7 +32,7 @@ from perdure_training.node_api.rank_environment import SOLE_VARIABLE
 from perdure_training.node_api.text import well_formed
 
 from ..environment import STORE_VARIABLE, generation_environment, read_roles
-from ..rank_exits import after_others, describe_status, rank_exit, split_status
+from ..rank_exits import after_others, describe_status, rank_exit, split_status, with_error
 from ..system import processes
 from ..system.cleaners import without_cleaners
 from ..system.ports import PortPool
@@ -50,6 +50,9 @@ from .torchrun_mode import not_started
 logger = logging.getLogger(__name__)
 
 _DRAIN = timedelta(seconds=1)
+_JUST_BEFORE = 60.0
+"""Seconds before the end of a rank in which an error may be why it ended."""
+_PIPE = "where a pipe hides the exit code, as of `python train.py | tee log`, begin the script with `set -o pipefail`"
 _LOOK = 0.5
 """Seconds between two checks for the first step of ranks, for which there is no event."""
 
@@ -160,6 +163,7 @@ class EnvMode:
         self._over = True
         codes = [current.codes.get(local_rank, -signal.SIGKILL) for local_rank in current.local_ranks.values()]
         if not any(codes):
+            self._tell_hidden_error(current)
             self._node.outbox.post(
                 "/v1/rendezvous/finished", FinishedReport(generation=current.world.generation, time=time.time())
             )
@@ -314,6 +318,20 @@ class EnvMode:
         )
         base_rank = current.world.base_rank
         return after_others(failed, [base_rank + other for other, code in current.codes.items() if code == 0])
+
+    def _tell_hidden_error(self, current: _Ranks) -> None:
+        """Says in the log which error a shell has hidden, as that of a program whose output goes through `tee`: the
+        exit code of a pipe is that of its last program."""
+        for local_rank in current.local_ranks.values():
+            rank = current.world.base_rank + local_rank
+            ended = RankExit(local_rank=local_rank, global_rank=rank, exit_code=1)
+            failed = with_error(ended, self._node.config.errors / f"rank-{rank}.json")
+            if failed.error and failed.time is not None and time.time() - failed.time < _JUST_BEFORE:
+                text = (
+                    f"rank {rank} has ended with 0, just after a program of it had failed with {failed.error}: {_PIPE}"
+                )
+                current.output.note(f"perdure: {well_formed(text)}\n".encode())
+                return
 
     def _report_ready(self, failures: Sequence[RankExit], *, out_of_memory: bool = False) -> None:
         self._ready_after = self._entered

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import sys
 import time
@@ -121,6 +122,26 @@ async def test_a_rank_that_raises_is_reported_with_its_exception() -> None:
         await node.agent.start()
         again = await node.agent.heard(ENV_READY)
         assert (again.body["after_generation"], again.body["ranks"]) == (1, [])
+
+
+async def test_an_error_that_a_pipe_hides_is_named_in_the_log() -> None:
+    # As the uncaught exception of a script with torch does, which takes long to import.
+    fails = (
+        "import json, os; from perdure_launcher.rank_plugins.error_file import error_content; "
+        "content = json.dumps(error_content(ValueError('bad loss'), '')); "
+        "open(os.environ['TORCHELASTIC_ERROR_FILE'], 'w').write(content); raise SystemExit(1)"
+    )
+    node = Node(["sh", "-c", f"{shlex.join([sys.executable, '-c', fails])} 2>&1 | cat"], warm_starts=False)
+    async with running(node):
+        [ready] = await all_ready(node, path=ENV_READY)
+        await form_world([node], 1, port=ready.body["store_ports"][0])
+        exited = await node.agent.heard(EXITED)
+        assert exited.body["exit_code"] == 0
+        last = exited.body["log_tail"].splitlines()[-1]
+        assert last.startswith(
+            "perdure: rank 0 has ended with 0, just after a program of it had failed with ValueError: bad"
+        )
+        assert "set -o pipefail" in last
 
 
 @pytest.mark.long("launchers")

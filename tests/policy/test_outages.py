@@ -11,6 +11,8 @@ from perdure.contract.transitions import NodeRestoredCheckpoint, NodeUnreachable
 from perdure.workflows.policy.facts.events import RelaunchRequested, TimePassed
 from tests.policy.capacity.test_scaling import ScaledJob
 from tests.policy.capacity.test_throughput import shared
+from tests.policy.repair.test_slow_ranks import job as slow_job
+from tests.policy.repair.test_slow_ranks import report
 from tests.policy.scenario import Scenario
 
 HOUR = timedelta(hours=1)
@@ -103,3 +105,16 @@ def test_nodes_for_a_faster_world_are_not_given_up_for_the_time_in_which_no_work
     assert job.state.nodes_max == 13
     job.room = 16
     assert job.arrive().settle().sizes == [6, 2, 6, 13]
+
+
+def test_a_rank_that_was_slow_before_an_outage_is_not_replaced_before_it_can_be_heard_of():
+    job = report(slow_job("replace"), [2])
+    away(job, HOUR)
+    assert job.incarnations[2] == 1
+    report(job).wait(timedelta(minutes=1))
+    assert job.incarnations[2] == 1
+
+
+def test_a_rank_that_is_slow_after_an_outage_is_replaced():
+    job = away(report(slow_job("replace"), [2]), HOUR)
+    assert job.wait(timedelta(seconds=16)).incarnations[2] == 2

@@ -167,9 +167,9 @@ def advance_job(state: JobState, job: JobSpec, now: datetime, *, new_token: Toke
     """Brings all roles as far as the known facts allow, in their order; a role that stops the job stops all."""
     if state.outcome is not None:
         return with_phases(hold_on_failure.end_when_due(state, now), job)
+    state = shortages.judge(outages.excuse(state, job, now), now)
     if state.repairs_paused_until is not None and now >= state.repairs_paused_until:
         state = state.replace(repairs_paused_until=None)
-    state = shortages.judge(outages.excuse(state, job, now), now)
     state = suspension.carry_out(_check_limits(starts.complete_proven(state, job), job, now), job, now)
     before = failures.restart_others(state, job, now)
     state = _advance_roles(before, job, now, new_token=new_token)

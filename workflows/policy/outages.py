@@ -16,6 +16,7 @@ from perdure.workflows.policy.capacity import admission, missing_nodes, planned_
 from perdure.workflows.policy.checkpoints import state_loss
 from perdure.workflows.policy.diagnosis import unreachable
 from perdure.workflows.policy.facts.agent_messages import CONTROL_LAG, CONTROL_LAG_GRACE
+from perdure.workflows.policy.repair import slow_ranks
 from perdure.workflows.policy.state.job import JobState, RoleInJob
 from perdure.workflows.policy.world import succession
 
@@ -94,7 +95,11 @@ def _excuse_ends(state: RoleInJob, job: JobSpec, now: datetime) -> RoleInJob:
 
 def _excuse_agents(state: RoleInJob, job: JobSpec, now: datetime) -> RoleInJob:
     """Agents take a moment to poll again, and their reports one to arrive."""
-    ends = (*admission.ends_of_checks(state), *unreachable.ends_of_silence(state, job))
+    ends = (
+        *admission.ends_of_checks(state),
+        *unreachable.ends_of_silence(state, job),
+        slow_ranks.end_of_suspicion(state, job),
+    )
     excused = state.control_lag_until
     if any(_is_late(end, now) and (excused is None or end is None or excused < end) for end in ends):
         return state.replace(control_lag_until=now + CONTROL_LAG_GRACE)

@@ -14,6 +14,7 @@ from perdure.contract import Evidence, EvidenceSource, FailureClass, RankStepTim
 from perdure.spec.capabilities import CAPABILITIES
 from perdure.spec.job import JobSpec
 from perdure.spec.recovery import CapacityLoss, StragglerAction
+from perdure.workflows.policy.behavior import Behavior
 from perdure.workflows.policy.capacity import planned_changes
 from perdure.workflows.policy.diagnosis import experiments, stragglers
 from perdure.workflows.policy.diagnosis.interruptions import interrupt
@@ -48,6 +49,15 @@ def next_look(state: RoleInJob, job: JobSpec) -> datetime | None:
     if known.experiment is not None:
         return known.experiment.until
     return _due(state, job, known.suspect) if known.suspect is not None else None
+
+
+def end_of_suspicion(state: RoleInJob, job: JobSpec) -> datetime | None:
+    """The time at which something is done about a slow rank unless it is reported to be fast again; None where nothing
+    may be done now."""
+    slow = state.memory.slow_ranks.suspect
+    if slow is None or state.postponed is not None or state.repairs_paused_until is not None:
+        return None
+    return _due(state, job, slow) if _may_act(state, slow) else None
 
 
 def _compare(state: RoleInJob, job: JobSpec, now: datetime) -> RoleInJob:
@@ -182,6 +192,9 @@ def _due(state: RoleInJob, job: JobSpec, slow: SlowNode) -> datetime:
         return slow.since
     cost = incidents.restart_cost(state, slow.slowness.step_before) or job.timing.stragglers.restart_cost
     due = slow.since + cost / slow.slowness.rank.lost
+    if state.control_lag_until is not None and state.behavior >= Behavior.RELEASE_0_4:
+        # That it is fast again may be on its way.
+        due = max(due, state.control_lag_until)
     acted_at = state.memory.slow_ranks.acted_at
     return due if acted_at is None else max(due, acted_at + job.timing.stragglers.between)
 
