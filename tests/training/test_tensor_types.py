@@ -200,7 +200,7 @@ def test_a_snapshot_waits_for_devices_that_copy_later(monkeypatch: pytest.Monkey
     monkeypatch.setattr(torch.xpu, "synchronize", wait)
     content = torch.arange(100.0)
     layout = Layout([content])
-    layout._tensors = [(content.as_subclass(OnDevice), place) for _, place in layout._tensors]
+    layout._tensors.tensors = [content.as_subclass(OnDevice)]
     room = memoryview(bytearray(layout.size))
     layout.copy_into(room)
     assert later, "it was not waited for each copy"
