@@ -42,6 +42,9 @@ _NAMES_AT_ONCE: Final = 200
 """Questions for the addresses of one name in progress, as many as there are deliveries: name servers that a user has
 chosen may answer none, for half a minute each."""
 
+_OF_CLOUDS: Final = (ipaddress.IPv4Network("168.63.129.16/32"), ipaddress.IPv4Network("192.0.0.0/24"))
+"""Addresses that look public and are those of a machine's own cloud, where it tells the machine's secrets: Azure's, and
+what is assigned to protocols, where Oracle's has been."""
 _NAT64: Final = ipaddress.IPv6Network("64:ff9b::/96")
 _AGAIN: Final = frozenset({408, 409, 425, 429})
 """Answers from 400 to 499 that another try may change."""
@@ -79,7 +82,8 @@ class AddressPolicy:
             return ""
         # Deprecated, and yet routed within some sites, `fec0::/10` counts as global for the standard library.
         is_of_site = isinstance(found, ipaddress.IPv6Address) and found.is_site_local
-        if not found.is_global or found.is_multicast or found.is_reserved or is_of_site:
+        of_cloud = any(found in network for network in _OF_CLOUDS)
+        if not found.is_global or found.is_multicast or found.is_reserved or is_of_site or of_cloud:
             return f"{address} is an address inside the site; its policy allows none (webhook_networks)"
         return "" if encrypted else "http would send it unencrypted through public networks; use https"
 

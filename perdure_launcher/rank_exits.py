@@ -36,6 +36,7 @@ from .torch_internals import (
     logged_failures,
     logged_termination,
     torchrun_is_terminated,
+    unlogged_failures,
 )
 from .warm_start.starts import read_start
 
@@ -235,8 +236,14 @@ class ExitWatch(logging.Filter):
         logging.getLogger(MULTIPROCESSING_LOGGER).addFilter(self)
 
     def take(self) -> list[RankExit]:
-        """Returns the exits collected since the last call."""
+        """Returns the exits collected since the last call, with those of ranks that died just before torchrun stopped
+        all of them, which it does not log. Called by the handler's `next_rendezvous`."""
         exits, self._exits = self._exits, []
+        # torchrun must continue whatever this release of it has.
+        with contextlib.suppress(Exception):
+            known = {one.local_rank for one in exits}
+            unlogged = unlogged_failures(terminated=self._terminated, exit_of=self._exit_of)
+            exits += [one for one in unlogged if one.local_rank not in known]
         self._terminated.clear()
         return exits
 

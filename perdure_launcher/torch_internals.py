@@ -201,6 +201,32 @@ def logged_failures(
     return [exit_of(local_rank, pid, code, error_files.get(local_rank))]
 
 
+def unlogged_failures(
+    *, terminated: Collection[int], exit_of: Callable[[int, int, int, str | None], _Exit]
+) -> list[_Exit]:
+    """Returns the ranks that ended by themselves, and not with 0, after torchrun had looked at them last: it stopped
+    them for a new world, and logs nothing of such ranks.
+
+    `_pcontext` of the elastic agent, in the stack frames of the callers, and `subprocess_handlers`,
+    `_running_local_ranks` and `error_files` of it; read in torch 2.8 and 2.15. If one is missing, no rank is returned.
+
+    Args:
+        terminated: Processes that torchrun terminated, as it has logged; they did not fail.
+        exit_of: Creates the exit from local rank, process ID, status (negative for signals) and error file.
+    """
+    agents = (frame.f_locals.get("self") for frame in _callers())
+    context = next((one for agent in agents if (one := getattr(agent, "_pcontext", None)) is not None), None)
+    handlers: Mapping[int, Any] = getattr(context, "subprocess_handlers", None) or {}
+    running: Collection[int] = getattr(context, "_running_local_ranks", None) or ()
+    error_files: Mapping[int, str] = getattr(context, "error_files", None) or {}
+    processes = {local_rank: handlers[local_rank].proc for local_rank in sorted(running) if local_rank in handlers}
+    return [
+        exit_of(local_rank, process.pid, process.returncode, error_files.get(local_rank))
+        for local_rank, process in processes.items()
+        if process.returncode and process.pid not in terminated
+    ]
+
+
 def finished_before(record: logging.LogRecord) -> list[int]:
     """Returns the local ranks that had ended with 0 when others failed, if torchrun logs a failure of ranks.
 

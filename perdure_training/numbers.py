@@ -45,7 +45,7 @@ class NumberWatch:
         self._environment = environment
         self._lock = threading.Lock()
         self._last_finite: int | None = None
-        self._told_apart = False
+        self._last_reported: int | None = None
         self._found: dict[str, FoundNumber] = {}
         self._recent: dict[str, RecentNumbers] | None = None
         """By name, where spikes are followed; None before the first number."""
@@ -56,6 +56,7 @@ class NumberWatch:
     def follow(self, step: int, *, loss: float | None = None, gradient_norm: float | None = None) -> None:
         """Takes in the numbers of a step; None for one that is not known. Never fails because of the disk."""
         if loss is not None:
+            self._last_reported = step
             if math.isfinite(loss):
                 self._last_finite = step
             self._look(LOSS, step, loss)
@@ -74,21 +75,11 @@ class NumberWatch:
             return "the loss was not a number"
         return self._spoiled_by
 
-    def compare_count(self, step: int) -> None:
-        """Warns, once, of a saved step that is older than the losses reported before: a job that goes back takes such
-        states for older than they are."""
-        reported = self._last_finite
-        if self._told_apart or reported is None or step + 1 >= reported:
-            return
-        if not self._environment.get(ROLLS_BACK_VARIABLE):
-            return
-        self._told_apart = True
-        logger.warning(
-            "step %d is saved after the loss of step %d was reported: where the loss is not a number, the job cannot "
-            "tell which saved states are from before (recovery.on_nan: rollback). Save and report the same steps",
-            step,
-            reported,
-        )
+    def reported_beyond(self, step: int) -> int | None:
+        """The newest step whose loss was reported, where it is beyond one that is saved now: the script counts what it
+        saves otherwise, as by epochs. None where it counts both the same."""
+        reported = self._last_reported
+        return reported if reported is not None and reported > step + 1 else None
 
     def spoil(self, reason: str) -> None:
         """Records that the state may not be sound for another reason, for which every job goes back."""

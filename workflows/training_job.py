@@ -56,7 +56,7 @@ with workflow.unsafe.imports_passed_through():
     from perdure.workflows.patching import behavior_of_this_run, newer_behavior_begins, on_reset_of_this_run
     from perdure.workflows.policy.behavior import Behavior
     from perdure.workflows.policy.capacity import joining, past_use
-    from perdure.workflows.policy.checkpoints import holds
+    from perdure.workflows.policy.checkpoints import commits
     from perdure.workflows.policy.decide import decide, decide_all
     from perdure.workflows.policy.facts.deduplication import accept
     from perdure.workflows.policy.facts.events import (
@@ -395,7 +395,7 @@ class TrainingJob(JobUpdates):
         """Learns what has become of the nodes since the task to which this run was reset."""
         self._groups.send_all_again()
         for view in self.state.views:
-            self.state = self.state.with_view(holds.renumber(view, workflow.now()))
+            self.state = self.state.with_view(commits.renumber(view, workflow.now()))
         self.events.append(TimePassed())
         if self.state.behavior >= Behavior.RELEASE_0_4:
             # It ended with the job, if that had ended.

@@ -18,6 +18,7 @@ from perdure.agent.checkpoint import names
 from perdure.agent.checkpoint.commits import CheckpointedNode, Commits
 from perdure.agent.checkpoint.connections import Answer, CheckpointSocket, Content, Json, Refused
 from perdure.agent.checkpoint.desired_file import desired_of, write_desired
+from perdure.agent.checkpoint.listing import Listing
 from perdure.agent.checkpoint.part import Part, PartRequest, SnapshotChanged
 from perdure.agent.checkpoint.peer_copies import PeerCopies, WatchedOnNodes
 from perdure.agent.checkpoint.reads import CheckedReads
@@ -95,12 +96,14 @@ class CheckpointService:
         self._spec = config.stored
         self._storage: Storage | None = None
         self._reads: CheckedReads | None = None
+        self._listing: Listing | None = None
         self._commits: Commits | None = None
         self._peers: PeerCopies | None = None
         self._watched: WatchedFiles | None = None
         if (spec := config.checkpoint) is not None and spec.storage is not None:
             self._storage = Storage(spec.storage, contained=config.is_another_user)
             self._reads = CheckedReads(self._storage)
+            self._listing = Listing(self._storage, is_sound=self._is_sound, is_trusted=self._is_trusted)
             self._commits = Commits(
                 self._storage,
                 Retention(self._storage, spec, is_trusted=self._is_trusted),
@@ -219,7 +222,7 @@ class CheckpointService:
                 answer = self._watched.handle(request, files)
             return answer if isinstance(answer, dict) else Content(*answer)
         storage = self._storage
-        if storage is None or self._reads is None:
+        if storage is None or self._reads is None or self._listing is None:
             raise Refused("this job has no storage for checkpoints: set checkpoint.storage")
         match kind:
             case "store":
@@ -231,7 +234,8 @@ class CheckpointService:
             case "unusable":
                 return self._unusable(request)
             case "list":
-                return self._list(storage, names.check_place(str(request["place"])))
+                start_over = self._spec is not None and self._spec.on_unusable == "start_over"
+                return self._listing.get(names.check_place(str(request["place"]))) | {"start_over": start_over}
             case "verify":
                 number, shares = (int(one) for one in request["share"])
                 saved = CheckpointRef.parse(str(request["folder"]))
@@ -249,24 +253,6 @@ class CheckpointService:
                 return Content(*self._reads.read(saved, name, offset=offset, length=length))
             case _:
                 raise Refused(f"request: {str(kind)[:40]!r} is unknown")
-
-    def _list(self, storage: Storage, place: str) -> Json:
-        """The checkpoints in the order in which they are tried: those that are trusted, the latest first.
-
-        The oldest sound one is trusted in any case: to begin anew would cost the whole training. Distrusted ones
-        follow, the oldest first, for a job whose trusted ones are all damaged. One that has lost its metadata is
-        listed, too: it is damaged, and was not left unfinished.
-        """
-        found = [one for one in storage.saved(place) if storage.is_committed(one) or storage.has_lost_metadata(one)]
-        trusted = [one for one in found if self._is_trusted(one)]
-        trusted = trusted or [one for one in found if self._is_sound(one)][-1:] or found[-1:]
-        others = [one for one in found if one not in trusted]
-        return {
-            "checkpoints": [{"folder": one.folder, "step": one.step} for one in (*trusted, *reversed(others))],
-            "distrusted": [one.step for one in others],
-            "url": storage.url,
-            "start_over": self._spec is not None and self._spec.on_unusable == "start_over",
-        }
 
     def _is_trusted(self, saved: CheckpointRef) -> bool:
         """Whether the job has not failed after the checkpoint was loaded, and its state is sound."""
@@ -394,6 +380,8 @@ class CheckpointService:
             progress = self._of(saved.folder)
             progress.parts |= records
             progress.answers = max(progress.answers, request.answers)
+            if request.reported is not None:
+                progress.reported = max(progress.reported or 0, request.reported)
             progress.metrics |= {name: value for name, value in request.metrics.items() if math.isfinite(value)}
             self._kept.write(self._progress)
             stored = sum(name != names.METADATA for name in progress.parts)
@@ -421,7 +409,11 @@ class CheckpointService:
             CheckpointStored(
                 **envelope(self._config.node),
                 stored=StoredCheckpoint(
-                    checkpoint=saved, size=progress.size, took=timedelta(seconds=took), answers=progress.answers
+                    checkpoint=saved,
+                    size=progress.size,
+                    took=timedelta(seconds=took),
+                    answers=progress.answers,
+                    reported=progress.reported,
                 ),
             )
         )

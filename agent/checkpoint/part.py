@@ -54,6 +54,8 @@ class PartRequest(BaseModel):
     answers: Number = 0
     """The newest request for a checkpoint that this one answers; rank 0 knows it."""
     snapshot: Snapshot
+    reported: Number | None = None
+    """The newest step whose loss the rank had reported, where its script counts what it saves otherwise."""
     metrics: dict[str, float] = Field(default={}, max_length=64)
     """What the script measured at this step; rank 0 knows it."""
 

@@ -51,6 +51,7 @@ def read_report(node: NodeCredentials, request: Json, *, generation: int) -> Che
         waits=bool(request.get("waits")),
         stops=bool(request.get("stops")),
         apart=str(request.get("apart") or ""),
+        reported=None if request.get("reported") is None else read_number(request["reported"]),
     )
     return CheckpointRestored(**envelope(node), generation=generation, restored=restored)
 

@@ -25,6 +25,8 @@ class UploadState(BaseModel):
     parts: dict[str, FileRecord] = Field(default={})
     answers: int = 0
     """The newest request for a checkpoint that it answers."""
+    reported: int | None = None
+    """As in `PartRequest`: the highest of its ranks'."""
     metrics: dict[str, float] = {}
     """What the script measured at its step."""
     committed: bool = False

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, TypeVar
@@ -35,14 +35,20 @@ class OwnThreads:
         self._name = name
         self._most = most
         self._running = Counter[str]()
+        self._waiting = defaultdict[str, set[asyncio.Future[None]]](set)
 
-    async def run(self, key: str, work: Callable[[], _Result]) -> _Result:
+    async def run(self, key: str, work: Callable[[], _Result], *, patience: float = 0.0) -> _Result:
         """Returns the result of the work, or raises its error.
+
+        Args:
+            key: What it is for. All work of a key is begun by one event loop.
+            work: The work.
+            patience: The most seconds to wait until less of this key is in progress.
 
         Raises:
             Occupied: if too much of this key is in progress.
         """
-        if self._running[key] >= self._most:
+        if self._running[key] >= self._most and not await self._has_room(key, patience):
             raise Occupied(f"{self._running[key]} earlier attempts have not ended")
         loop = asyncio.get_running_loop()
         ended: asyncio.Future[_Result] = loop.create_future()
@@ -51,6 +57,9 @@ class OwnThreads:
             self._running[key] -= 1
             if not self._running[key]:
                 del self._running[key]
+            for turn in self._waiting.pop(key, ()):
+                if not turn.done():
+                    turn.set_result(None)
             if not ended.done():
                 settle(outcome)
 
@@ -67,3 +76,19 @@ class OwnThreads:
         self._running[key] += 1
         threading.Thread(target=run, name=self._name, daemon=True).start()
         return await ended
+
+    async def _has_room(self, key: str, patience: float) -> bool:
+        """Waits until less is in progress; returns whether it is."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + patience
+        with suppress(TimeoutError):
+            async with asyncio.timeout_at(deadline):
+                while self._running[key] >= self._most:
+                    turn: asyncio.Future[None] = loop.create_future()
+                    self._waiting[key].add(turn)
+                    try:
+                        await turn
+                    finally:
+                        self._waiting[key].discard(turn)
+                return True
+        return False

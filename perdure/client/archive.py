@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import builtins
 import re
-from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from functools import partial
-from typing import Any, NoReturn, Self
+from typing import Any, NoReturn, Self, TypeVar
 
 from pydantic import ValidationError
 
@@ -18,7 +17,7 @@ from perdure.client.client import Client
 from perdure.client.connection import Endpoint
 from perdure.client.logs import LogLine, Selection, read_copies
 from perdure.client.logs.copies import CopiedLog
-from perdure.client.storage import open_folder
+from perdure.client.storage import at_storage, open_folder
 from perdure.client.views import FailingActivity, JobSummary, Pause, TaskFailure, closed
 from perdure.contract import (
     ArchivedJob,
@@ -47,6 +46,7 @@ _MOST_VALUES = 2_000_000
 _MOST = {"incidents": 1_000, "nodes": 20_000, "roles": 1_000, "datasets": 1_000}
 """Parts of a record, at most: many times as many as the largest jobs have. What shows a job takes up to a third of a
 millisecond for each, and may serve others, too."""
+_Result = TypeVar("_Result")
 _NODE = re.compile(r"(?P<role>.+)-(?P<rank>\d+)")
 
 
@@ -109,7 +109,7 @@ class ArchivedJobs(Client):
             PerdureError: if there is no such place, or it cannot be read.
         """
         chosen = None if everywhere else namespace or self.namespace
-        jobs, problems = await asyncio.to_thread(_all, self._url, chosen)
+        jobs, problems = await self._read(partial(_all, self._url, chosen))
         newest: dict[tuple[str, str], JobSummary] = {}
         for job in sorted(jobs, key=lambda one: one.started_at, reverse=True):
             newest.setdefault((job.namespace, job.name), job)
@@ -184,7 +184,7 @@ class ArchivedJobs(Client):
                 in_archive=place == archived_logs(folder),
                 within=within,
             )
-            for of_role, rank, number in await asyncio.to_thread(_kept_logs, place, within)
+            for of_role, rank, number in await self._read(partial(_kept_logs, place, within))
             if chosen.includes(rank, number) and role in (None, of_role)
         }
         if not found:
@@ -198,8 +198,14 @@ class ArchivedJobs(Client):
     async def _find(self, name: str, namespace: str | None) -> tuple[str, ArchivedJob]:
         key = (namespace or self.namespace, name)
         if key not in self._known:
-            self._known[key] = await asyncio.to_thread(_newest, self._url, *key, self._within(name, namespace))
+            self._known[key] = await self._read(partial(_newest, self._url, *key, self._within(name, namespace)))
         return self._known[key]
+
+    async def _read(self, work: Callable[[], _Result]) -> _Result:
+        try:
+            return await at_storage(self._url, work)
+        except TimeoutError as error:
+            raise PerdureError(str(error)) from None
 
     def _within(self, name: str, namespace: str | None) -> str | None:
         """The folder below which others write; None where whoever asks may read what this process may."""

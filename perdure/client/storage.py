@@ -3,9 +3,36 @@
 from __future__ import annotations
 
 import importlib
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from perdure.agent.local_files import open_storage
+from perdure.base.own_threads import Occupied, OwnThreads
+
+_AT_ONCE = 16
+"""Pieces of work at one place at a time. A place that hangs keeps as many threads."""
+_PATIENCE = 60.0
+"""Seconds for which further work at that place waits for its turn."""
+
+_Result = TypeVar("_Result")
+
+_threads = OwnThreads("storage", most=_AT_ONCE)
+
+
+async def at_storage(place: str, work: Callable[[], _Result]) -> _Result:
+    """Returns the result of work that waits for a storage. One that hangs takes no thread that serves something else.
+
+    Args:
+        place: The URL of the place: all work at it is bounded together.
+        work: The work.
+
+    Raises:
+        TimeoutError: if earlier work at that place does not end.
+    """
+    try:
+        return await _threads.run(place, work, patience=_PATIENCE)
+    except Occupied as busy:
+        raise TimeoutError(f"{place} does not answer: {busy}") from None
 
 
 def open_folder(url: str, *, within: str | None = None) -> tuple[Any, str]:

@@ -173,6 +173,9 @@ class StoredCheckpoint(Message):
     """The longest time of a node from its first rank's request until all its parts were durable."""
     answers: int = 0
     """The number of the newest request for a checkpoint that it answers; 0 for none."""
+    reported: int | None = None
+    """The newest step whose loss the ranks had reported when they saved it, where their script counts what it saves
+    otherwise, as by epochs. None where it counts both the same."""
     in_memory: bool = False
     """It is in the memory of the nodes, and all ranks of the world wait at it, as `HoldRequest` says; `answers` is the
     number of that request. The node of rank 0 reports it for all."""
@@ -238,6 +241,8 @@ class Restore(Message):
     """They have loaded nothing yet, and wait for a newer state than the one of this step and source."""
     apart: ShortText = ""
     """How the step differs from that of checkpointers that save the same steps; empty where it does not."""
+    reported: int | None = None
+    """As in `StoredCheckpoint`, of a state in memory."""
 
 
 class HoldRequest(Message):

@@ -6,7 +6,7 @@ import itertools
 import json
 import logging
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -98,7 +98,7 @@ def agree_on_step(
     full = False
     for attempt in itertools.count():
         found = _assigned_snapshots(own, arena)
-        holdings = [{name: getattr(header, name) for name in Holding.__dataclass_fields__} for _, header in found]
+        holdings = [Holding.of(header).fields() for _, header in found]
         report = {"holdings": holdings, "full": full, "made": last_made, "complete": last_complete}
         report |= {"node": own.node, "origin": own.memory_origin, "damaged": damaged}
         if others is not None:
@@ -119,7 +119,7 @@ def agree_on_step(
                 last_resort=last_resort,
             )
             made_decision = decided()
-            complete = None if made_decision.distrusted else _newest_complete(own, reports)
+            complete = None if made_decision.distrusted else _newest_complete(own, reports, held)
             of_all = others.steps([one.get("others", {}) for one in reports], unsound=own.unsound) if others else None
             if of_all and (together := decided(only=of_all)).step is not None:
                 # A newer one that only this checkpointer has is not lost: its training has not gone beyond it.
@@ -133,7 +133,7 @@ def agree_on_step(
             )
             looks = {rank: _look(report, held[rank]) for rank, report in enumerate(reports)}
             obstacles = find_obstacles(looks, own.world_size, made_decision, full=without_room, unsound=own.unsound)
-            store.set(f"decision/{attempt}", json.dumps(asdict(made_decision)))
+            store.set(f"decision/{attempt}", json.dumps(made_decision.fields()))
         fields = json.loads(store.get(f"decision/{attempt}"))
         sources = {int(rank): source for rank, source in fields.pop("sources").items()}
         holders = {int(rank): holder for rank, holder in fields.pop("holders").items()}
@@ -175,10 +175,15 @@ def agree_on_step(
     raise AssertionError("each further decision lacks a snapshot or a receiver, until none is left")
 
 
-def _newest_complete(own: RankIdentity, reports: Sequence[Mapping[str, Any]]) -> int | None:
+def _newest_complete(
+    own: RankIdentity, reports: Sequence[Mapping[str, Any]], held: Mapping[int, Sequence[Holding]]
+) -> int | None:
     """The newest step that all ranks of an earlier world had; None if that may not be loaded any more."""
     generation, step = max((tuple(one["complete"]) for one in reports if one.get("complete")), default=(0, None))
-    unsound = own.unsound is not None and step is not None and own.unsound.has(generation=generation, step=step)
+    if own.unsound is None or step is None:
+        return step
+    left = [one for some in held.values() for one in some if (one.step, one.generation) == (step, generation)]
+    unsound = own.unsound.has(generation=generation, step=step) or any(one.is_unsound(own.unsound) for one in left)
     return None if unsound else step
 
 

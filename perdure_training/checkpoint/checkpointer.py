@@ -183,7 +183,6 @@ class Checkpointer:
         world = self._world
         if world is None:
             return False
-        watch.compare_count(step)
         if problem := world.made.write(step) or watch.spoiled_by:
             # So that snapshots from before it are not overwritten.
             world.refuse(step, problem, durable=durable, spoiled=bool(watch.spoiled_by))
@@ -198,7 +197,13 @@ class Checkpointer:
             self._events.save(step=step, durable=durable, by=_EMITTER) as span,
             self._cadence.measure(step, agreed=agreed, finishing=world.finisher.seconds) as measured,
         ):
-            saved = world.save(step, lambda: Layout(capture(state)), durable=durable, insists=hold is not None)
+            saved = world.save(
+                step,
+                lambda: Layout(capture(state)),
+                durable=durable,
+                insists=hold is not None,
+                reported=watch.reported_beyond(step),
+            )
             measured.saved = saved
             span.add(saved=saved)
         self._save_stall.add(measured.seconds)

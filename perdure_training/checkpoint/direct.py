@@ -87,13 +87,14 @@ class DirectSaves:
         if self._durably is not None:
             self._store.set(_NO_ROOM, str(self._own.rank))
 
-    def save(self, step: int, plan: Callable[[], Layout], *, durable: bool) -> bool:
+    def save(self, step: int, plan: Callable[[], Layout], *, durable: bool, reported: int | None = None) -> bool:
         """Copies a state if it is to be stored, and has another thread store it.
 
         Args:
             step: The step.
             plan: Returns the state's layout.
             durable: Whether the script requests that it is stored; it waits for the step before then.
+            reported: As in `Header`.
 
         Returns:
             Whether it will be stored.
@@ -121,7 +122,7 @@ class DirectSaves:
         except BaseException:
             pin.release()
             raise
-        header = snapshot_header(self._own, step, layout, replicated=self._replicated)
+        header = snapshot_header(self._own, step, layout, replicated=self._replicated, reported=reported)
         durably.store(header, content, pin, crc32=None)
         return True
 

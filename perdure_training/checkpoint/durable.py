@@ -140,6 +140,7 @@ class DurableCheckpoints:
         obstacles: Sequence[Finding] = (),
         lookup: Lookup | None = None,
         apart: str = "",
+        reported: int | None = None,
     ) -> None:
         """Records, and reports as rank 0, the step that was restored.
 
@@ -152,11 +153,13 @@ class DurableCheckpoints:
             obstacles: What was in memory, or missing there, and is not loaded.
             lookup: What was looked for and found.
             apart: How the step differs from that of other checkpointers.
+            reported: As in `Header`.
         """
         if self._schedule is not None and source != "nothing":
             self._schedule.begin(step)
         facts: Json = {"source": source, "folder": folder, "again": again, "distrusted": list(distrusted)}
         facts |= {"place": self._place, "lookup": None if lookup is None else asdict(lookup), "apart": apart}
+        facts |= {"reported": reported}
         self._report(step, facts | {"memory": [asdict(obstacle) for obstacle in obstacles]})
 
     def announce(self, step: int, *, every: int) -> None:
@@ -344,6 +347,7 @@ class DurableCheckpoints:
             "size": file.size,
             "answers": answers,
             "metrics": self._metrics.get(header.step, {}),
+            "reported": header.reported,
             "snapshot": {"offset": PAGE, "size": header.size, "checksum": checksum},
         }
         self._hand_over(message, snapshot.pin, [file.recipe, *others])

@@ -35,7 +35,7 @@ from perdure_training.checkpoint.world import Completeness, OnlyOne, RankIdentit
 from perdure_training.node_api.agent_client import Json
 from perdure_training.node_api.storage_link import find_storage
 from perdure_training.snapshots.agreement import Decision
-from perdure_training.snapshots.arena import Arena, NoRoom, Slot
+from perdure_training.snapshots.arena import Arena, Header, NoRoom, Slot
 from perdure_training.snapshots.made_steps import MadeSteps, newest_complete, newest_made
 from perdure_training.snapshots.private_map import PrivateMap
 
@@ -183,8 +183,13 @@ class GenerationCheckpoints:
             self.slots.begin_anew()
         self._loaded_any, self._former.until = True, [decision.step]
         # The others' memory has it as this world splits it, before any of what it was loaded from is deleted.
-        self.save(decision.step, lambda: Layout(capture(state)), restores=decision.restores + 1)
-        self.begin_training(decision.step, source="peer")
+        self.save(
+            decision.step,
+            lambda: Layout(capture(state)),
+            restores=decision.restores + 1,
+            reported=decision.reported,
+        )
+        self.begin_training(decision.step, source="peer", reported=decision.reported)
         return decision.step
 
     def _load_parts(self, decision: Decision, state: MutableMapping[str, Any], *, loaded: Slot | None) -> None:
@@ -223,7 +228,8 @@ class GenerationCheckpoints:
         # Other nodes, which may be new ones, get what was loaded.
         for slot, header in self.slots.complete():
             self.finisher.finish(slot, header)
-        self.begin_training(decision.step, source="peer" if decision.sources else "memory")
+        source = "peer" if decision.sources else "memory"
+        self.begin_training(decision.step, source=source, reported=decision.reported)
         return decision.step
 
     def _is_split_otherwise(self, loaded: Slot, state: Mapping[str, Any]) -> bool:
@@ -242,12 +248,12 @@ class GenerationCheckpoints:
         for slot in agreed.snapshots.values():
             self.arena.count_restore(slot, number)
 
-    def begin_training(self, step: int, *, source: str, folder: str = "") -> None:
+    def begin_training(self, step: int, *, source: str, folder: str = "", reported: int | None = None) -> None:
         """Records the step from which the training continues."""
         self.made.write(step)
         self.source = source
         self.made.write_complete(step)
-        self.storage.report(step, source=source, folder=folder, apart=self._others.begin(step))
+        self.storage.report(step, source=source, folder=folder, apart=self._others.begin(step), reported=reported)
 
     def agree(self, *, last_resort: bool = False) -> AgreedStep:
         """Finds out which step all ranks load; see `decide` for the arguments."""
@@ -289,6 +295,7 @@ class GenerationCheckpoints:
         durable: bool = False,
         restores: int = 0,
         insists: bool = False,
+        reported: int | None = None,
     ) -> bool:
         """Copies a state into a slot; another thread makes the snapshot valid.
 
@@ -298,12 +305,13 @@ class GenerationCheckpoints:
             durable: Whether the script requests that it is stored.
             restores: The number of worlds that have loaded this state.
             insists: Whether it waits for a slot that older steps use.
+            reported: As in `Header`.
         """
         self.storage.begin_late(step)
         if durable:
             self.storage.expect(step)
         try:
-            saved = self._save(step, plan, durable=durable, restores=restores, insists=insists)
+            saved = self._save(step, plan, durable=durable, restores=restores, insists=insists, reported=reported)
         except BaseException as error:
             if durable:
                 self.storage.refuse(step, f"{type(error).__name__}: {error}")
@@ -326,16 +334,25 @@ class GenerationCheckpoints:
             self.storage.expect(step)
             self.storage.refuse(step, problem)
 
-    def _save(self, step: int, plan: Callable[[], Layout], *, durable: bool, restores: int, insists: bool) -> bool:
+    def _save(
+        self,
+        step: int,
+        plan: Callable[[], Layout],
+        *,
+        durable: bool,
+        restores: int,
+        insists: bool,
+        reported: int | None,
+    ) -> bool:
         if self._direct is not None:
-            return self._direct.save(step, plan, durable=durable)
+            return self._direct.save(step, plan, durable=durable, reported=reported)
         direct = DirectSaves(self.own, self.arena, self._store, self.storage.durable, replicated=self._replicated)
         try:
             if self.finisher.renew(self.arena):
                 self.made = MadeSteps(self.arena.folder, self.own.rank, generation=self.own.generation)
         except NoRoom as error:
             direct.announce_need(str(error))
-            return self._store_directly(direct).save(step, plan, durable=durable)
+            return self._store_directly(direct).save(step, plan, durable=durable, reported=reported)
         if not self._loaded_any:
             self._loaded_any = True
             # Kept until now as nothing was loaded: the next world may have the ranks that this one lacks.
@@ -361,7 +378,10 @@ class GenerationCheckpoints:
                         # Copies of other nodes' snapshots would take it: this rank's own serve it at each restart.
                         self.slots.reserve(layout.size)
                         self._former.made_room = False
-                    return self._copy(layout, slot, step, durable=durable, restores=restores)
+                    header = snapshot_header(
+                        self.own, step, layout, replicated=self._replicated, restores=restores, reported=reported
+                    )
+                    return self._copy(layout, slot, header, durable=durable)
                 except NoRoom as error:
                     if self._complete.is_spoiled():
                         break
@@ -372,9 +392,10 @@ class GenerationCheckpoints:
                     if not self.slots.pinned:
                         size = self.slots.count * layout.size
                         direct.announce_need(f"{error}. A rank needs {size:,} bytes for its three snapshots")
-                        return self._store_directly(direct).save(step, lambda layout=layout: layout, durable=durable)
+                        directly = self._store_directly(direct)
+                        return directly.save(step, lambda layout=layout: layout, durable=durable, reported=reported)
             elif direct.is_needed:
-                return self._store_directly(direct).save(step, plan, durable=durable)
+                return self._store_directly(direct).save(step, plan, durable=durable, reported=reported)
             if time.monotonic() >= until or self._complete.is_spoiled():
                 break
             # Until other ranks have saved what this one has, or the storage has taken what is copied to it.
@@ -385,12 +406,11 @@ class GenerationCheckpoints:
             self.storage.refuse(step, spoiled if self._complete.is_spoiled() else room)
         return False
 
-    def _copy(self, layout: Layout, slot: Slot, step: int, *, durable: bool, restores: int) -> bool:
+    def _copy(self, layout: Layout, slot: Slot, header: Header, *, durable: bool) -> bool:
         """Copies a state into a slot; raises NoRoom if it does not fit."""
         room = slot.begin(layout.size)
         layout.copy_into(room)
-        self.slots.stage(slot, step)
-        header = snapshot_header(self.own, step, layout, replicated=self._replicated, restores=restores)
+        self.slots.stage(slot, header.step)
         self.finisher.finish(slot, header, room=room, durable=durable)
         return True
 

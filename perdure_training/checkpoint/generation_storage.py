@@ -140,7 +140,7 @@ class GenerationStorage:
         self._lookup = found.lookup
         return found
 
-    def report(self, step: int, *, source: str, folder: str = "", apart: str = "") -> None:
+    def report(self, step: int, *, source: str, folder: str = "", apart: str = "", reported: int | None = None) -> None:
         """Has the job learn with which step the training has begun, and how that differs from other checkpointers'."""
         if apart and self._own.rank == 0:
             logger.warning("perdure: %s", apart)
@@ -155,6 +155,7 @@ class GenerationStorage:
             obstacles=self._obstacles,
             lookup=self._lookup,
             apart=apart,
+            reported=reported,
         )
         if self.durable is not None:
             self._begun(self.durable)

@@ -42,7 +42,7 @@ class OtherStates:
         for name in self._names:
             done = name in self._turns.restored
             headers = () if done else assigned(Arena(self._own.folder / name, required=False))
-            found[name] = [{key: getattr(one, key) for key in Holding.__dataclass_fields__} for one in headers]
+            found[name] = [Holding.of(one).fields() for one in headers]
         return found
 
     def steps(

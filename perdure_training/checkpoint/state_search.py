@@ -33,7 +33,7 @@ _REPORTED = 3.0
 _REWORDED = 60.0
 """Seconds after which it learns of another reason: each report is an event of its history."""
 _LISTED = 30.0
-"""Seconds in which the storage of another node must list its checkpoints."""
+"""Seconds in which a node's agent must say what its storage has. It says after 20 that the storage does not answer."""
 _KEPT_ALIVE = 10.0
 """Seconds between two reports to the node's agent that this rank waits."""
 _SHORTEST, _LONGEST = 0.05, 1.0
@@ -197,12 +197,12 @@ class StateSearch:
         if not stores or self._link is None:
             return Found(lookup=lookup)
         try:
-            answer = self._link.insist({"request": "list", "place": self._place}, patience=0.0)
+            answer = self._link.ask({"request": "list", "place": self._place}, within=_LISTED)
         except StorageAway as error:
             if not self._warned:
                 self._warned = True
                 logger.warning("perdure: waits for the storage of checkpoints: %s", error)
-            return Found(lookup=replace(lookup, storage=AWAY, problem=str(error)))
+            return Found(lookup=replace(lookup, storage=AWAY, problem=f"{self._node}: {error}"))
         everything: list[Json] = answer["checkpoints"]
         distrusted = [int(step) for step in answer.get("distrusted", ())]
         steps = [int(one["step"]) for one in everything]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any, cast
 
 import torch
@@ -46,7 +46,7 @@ def _send(slot: Slot, receiver: int, group: dist.ProcessGroup) -> None:
     header = slot.header()
     if header is None:
         raise RuntimeError(f"{slot.path} is no longer a complete snapshot")
-    dist.send_object_list([asdict(header)], dst=receiver, group=group)
+    dist.send_object_list([header.fields()], dst=receiver, group=group)
     for piece in _pieces(slot.read()):
         dist.send(piece, dst=receiver, group=group)
 

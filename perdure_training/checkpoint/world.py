@@ -142,7 +142,15 @@ class OnlyOne:
             self._store.add(self._key, -1)
 
 
-def snapshot_header(own: RankIdentity, step: int, layout: Layout, *, replicated: bool, restores: int = 0) -> Header:
+def snapshot_header(
+    own: RankIdentity,
+    step: int,
+    layout: Layout,
+    *,
+    replicated: bool,
+    restores: int = 0,
+    reported: int | None = None,
+) -> Header:
     """Returns the header of a step's snapshot whose checksum is not known yet."""
     return Header(
         step=step,
@@ -154,6 +162,7 @@ def snapshot_header(own: RankIdentity, step: int, layout: Layout, *, replicated:
         size=layout.size,
         checksum=0,
         restores=restores,
+        reported=reported,
     )
 
 

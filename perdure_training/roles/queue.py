@@ -27,7 +27,7 @@ import logging
 import os
 import pickle
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -143,10 +143,12 @@ class Producer:
             # Unlike a rename, it fails if another process has put an item of this number.
             os.link(draft, path)
         except FileExistsError:
-            raise QueueError(
-                f"queue {self._folder}: another process puts items as producer {self._number}; each needs a number "
-                "of its own"
-            ) from None
+            # A network file system that has lost its answer makes the link once more.
+            if not path.samefile(draft):
+                raise QueueError(
+                    f"queue {self._folder}: another process puts items as producer {self._number}; each needs a number "
+                    "of its own"
+                ) from None
         finally:
             draft.unlink()
         self._next += 1
@@ -230,6 +232,7 @@ class Consumer:
         Raises:
             QueueEmpty: if there is none in time.
             ShardsRefused: if the job refuses: other ranks use other arguments, or have loaded another position.
+            OSError: if the item cannot be read: it is given again by the next call.
         """
         try:
             shard = self._stream.fetch(timeout=None if timeout is None else timeout.total_seconds())
@@ -237,8 +240,14 @@ class Consumer:
             raise QueueEmpty(f"queue {self._folder} had no item for this rank for {timeout}") from None
         if shard is None:
             return None
+        try:
+            content = _until_not_stale((self._folder / shard.partition / str(shard.first)).read_bytes)
+        except OSError:
+            # What was handed over counts as consumed with the next item.
+            self._stream.put_back()
+            raise
         self._stream.hand_over(1)
-        return pickle.loads((self._folder / shard.partition / str(shard.first)).read_bytes())
+        return pickle.loads(content)
 
     def step(self, *, group: Any = None) -> None:
         """Records that an optimizer's step is done: what this rank got so far belongs to the model's state.
@@ -323,12 +332,17 @@ def _number_in(path: Path) -> int:
 
 def _read(path: Path) -> bytes | None:
     """Returns the content of a file that others replace; None if there is none."""
+    try:
+        return _until_not_stale(path.read_bytes)
+    except FileNotFoundError:
+        return None
+
+
+def _until_not_stale(read: Callable[[], bytes]) -> bytes:
     tries = 0
     while True:
         try:
-            return path.read_bytes()
-        except FileNotFoundError:
-            return None
+            return read()
         except OSError as error:
             tries += 1
             # A network file system no longer has what was opened: opened again, it is the new file.

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 from perdure_training.node_api.bodies import UnsoundSteps
+from perdure_training.snapshots.arena import Header
 
 TRUSTED_RESTORES = 3
 """The number of worlds that may load a snapshot and fail by the script. A further one before a newer snapshot is
@@ -33,6 +35,29 @@ class Holding:
     size: int
     """Number of bytes."""
     restores: int
+    reported: int | None = None
+    """As in its header."""
+
+    @classmethod
+    def of(cls, header: Header) -> Holding:
+        """What a header says."""
+        return cls(**{name: getattr(header, name) for name in cls.__dataclass_fields__})
+
+    def fields(self) -> dict[str, Any]:
+        """The holding as JSON."""
+        return {name: value for name, value in asdict(self).items() if name != "reported" or value is not None}
+
+    def is_unsound(self, unsound: UnsoundSteps | None) -> bool:
+        """Whether it is one of the saved states that are not loaded."""
+        return unsound is not None and unsound.has(
+            generation=self.generation, step=judged_step(self.step, self.reported)
+        )
+
+
+def judged_step(step: int, reported: int | None) -> int:
+    """The step of a saved state that is compared with those whose losses are not numbers: the later one where a script
+    counts what it saves otherwise than what it reports. So no spoiled state counts as an older one."""
+    return step if reported is None else max(step, reported)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,10 +82,16 @@ class Decision:
     """For each rank of that former world: the rank that gives the others parts of its snapshot."""
     restores: int = 0
     """The number of worlds that have loaded it before."""
+    reported: int | None = None
+    """As in its header."""
     existed: int | None = None
     """The newest step that is known to have existed; None where none is."""
     may_be_old: bool = False
     """What is in memory was left by a killed launcher, and may be older than what was trained elsewhere since."""
+
+    def fields(self) -> dict[str, Any]:
+        """The decision as JSON."""
+        return {name: value for name, value in asdict(self).items() if name != "reported" or value is not None}
 
     @property
     def is_behind(self) -> bool:
@@ -82,6 +113,8 @@ class _Saved:
     """The ranks of the new world that found a state that serves any rank."""
     size: int = 0
     restores: int = 0
+    reported: int | None = None
+    is_unsound: bool = False
 
 
 def decide(
@@ -107,12 +140,12 @@ def decide(
             cost the whole training.
         only: The steps that may be loaded; None for all.
     """
-    saved = _by_version(held, world_size)
+    saved = _by_version(held, world_size, unsound=unsound)
     distrusted: list[int] = []
     for (step, generation), entry in sorted(saved.items(), reverse=not last_resort):
         if only is not None and step not in only:
             continue
-        if unsound is not None and unsound.has(generation=generation, step=step):
+        if entry.is_unsound:
             continue
         sources = _sources(entry, world_size)
         holders = {} if sources is not None else _holders(entry)
@@ -132,6 +165,7 @@ def decide(
             former=entry.world_size if holders else None,
             holders=holders,
             restores=entry.restores,
+            reported=entry.reported,
         )
     if distrusted:
         steps = ", ".join(map(str, distrusted))
@@ -146,13 +180,14 @@ def loadable_steps(
     """Returns the steps of which enough is left for a world of this size; see `decide` for the arguments."""
     return {
         step
-        for (step, generation), entry in _by_version(held, world_size).items()
-        if not (unsound is not None and unsound.has(generation=generation, step=step))
-        and (_sources(entry, world_size) is not None or _holders(entry) is not None)
+        for (step, _), entry in _by_version(held, world_size, unsound=unsound).items()
+        if not entry.is_unsound and (_sources(entry, world_size) is not None or _holders(entry) is not None)
     }
 
 
-def _by_version(held: Mapping[int, Iterable[Holding]], world_size: int) -> dict[tuple[int, int], _Saved]:
+def _by_version(
+    held: Mapping[int, Iterable[Holding]], world_size: int, *, unsound: UnsoundSteps | None = None
+) -> dict[tuple[int, int], _Saved]:
     """What is left of each step of each generation."""
     saved: dict[tuple[int, int], _Saved] = {}
     for holder, holdings in sorted(held.items()):
@@ -160,6 +195,10 @@ def _by_version(held: Mapping[int, Iterable[Holding]], world_size: int) -> dict[
             entry = saved.setdefault((one.step, one.generation), _Saved())
             entry.restores = max(entry.restores, one.restores)
             entry.size = max(entry.size, one.size)
+            # Perhaps only one of the ranks reports losses.
+            entry.is_unsound = entry.is_unsound or one.is_unsound(unsound)
+            if one.reported is not None:
+                entry.reported = max(entry.reported or 0, one.reported)
             if one.replicated:
                 entry.replicas.add(holder)
             if one.replicated or one.world_size == world_size:

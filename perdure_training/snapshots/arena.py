@@ -64,6 +64,16 @@ class Header:
     """Checksum of the bytes, which the ranks compute: `checkpoint.verification.fingerprint`."""
     restores: int = 0
     """The number of worlds that have loaded it."""
+    reported: int | None = None
+    """The newest step whose loss had been reported, where the script counts what it saves otherwise; None where it
+    counts both the same."""
+
+    def fields(self) -> dict[str, Any]:
+        """The header as JSON. Earlier releases read it, unless the script counts what it saves otherwise."""
+        fields = asdict(self)
+        if self.reported is None:
+            del fields["reported"]
+        return fields
 
 
 class SnapshotPin:
@@ -335,7 +345,7 @@ def _without_inodes(path: Path) -> Generator[None]:
 
 
 def _write_header(path: Path, header: Header) -> None:
-    text = json.dumps(asdict(header)).encode()
+    text = json.dumps(header.fields()).encode()
     descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
         os.pwrite(descriptor, _FRAME.pack(_MAGIC, len(text), zlib.crc32(text)) + text, 0)

@@ -201,7 +201,9 @@ class CopySender:
                 place = (self._address.host, self._address.port)
                 self._connection = socket.create_connection(place, timeout=_SILENCE)
             with self._connection.makefile("rb", buffering=0) as incoming:
-                self._connection.sendall(json.dumps(asdict(request)).encode() + b"\n")
+                self._connection.sendall(
+                    json.dumps(asdict(request) | {"header": request.header.fields()}).encode() + b"\n"
+                )
                 if _expect_consent(incoming) != _HELD:
                     self._connection.sendall(content)
                 _expect_consent(incoming)
@@ -254,6 +256,8 @@ def _parse(line: bytes, *, slots: int) -> _Request:
         request = _Request(**fields, header=Header(**header))
     except (TypeError, KeyError, RecursionError) as error:
         raise ValueError(str(error)) from error
+    if request.header.reported is not None:
+        numbers["reported"] = request.header.reported
     if not isinstance(token, str):
         raise ValueError("receiver_token: expected a text")
     if not isinstance(folder, str) or not _FOLDER.fullmatch(folder):

@@ -105,7 +105,7 @@ def _nearest(looks: Iterable[Look], world_size: int) -> Collection[int]:
 
 
 def _sound(holdings: Iterable[Holding], unsound: UnsoundSteps | None) -> list[Holding]:
-    return [one for one in holdings if unsound is None or not unsound.has(generation=one.generation, step=one.step)]
+    return [one for one in holdings if not one.is_unsound(unsound)]
 
 
 def _of_rank(looks: Mapping[int, Look], rank: int, world_size: int, unsound: UnsoundSteps | None) -> list[Finding]:

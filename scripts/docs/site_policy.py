@@ -59,9 +59,9 @@ volumes: `spec.volumes.ephemeral.volumeClaimTemplate.spec.volumeName`, for examp
 cluster.
 
 `max_nodes` and `max_gpus` hold for all workers together: each takes a place in the ConfigMap `perdure-limits` of the
-namespace before it creates a pod, and keeps it there for about a minute. GPUs are counted as schedulers do, with
-those of sidecars and init containers. For limits that also hold for pods of others, create a ResourceQuota; a job
-that meets one waits.
+namespace before it creates a pod, and keeps it there for about a minute. GPUs are counted as schedulers do, with those
+of sidecars and init containers. For limits that also hold for pods of others, create a ResourceQuota; a job that meets
+one waits.
 
 Whatever the policy says, no job may change Perdure's own containers and volumes, except for what its agents need to
 copy logs to the job's storage: `resources` (of `perdure-prepare` as well), mounts beneath `/mnt`, and the variables of

@@ -56,6 +56,8 @@ async def receiver() -> AsyncIterator[Receiver]:
         ("::", False, False, True),
         ("fe80::1", False, False, True),
         ("fec0::1", False, False, True),
+        ("168.63.129.16", False, False, True),
+        ("192.0.0.192", False, False, True),
         ("::127.0.0.1", False, False, True),
         ("64:ff9b:1::7f00:1", False, False, True),
         ("fd00:1::5", False, True, True),

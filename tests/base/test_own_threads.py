@@ -42,3 +42,22 @@ async def test_work_that_does_not_end_keeps_only_its_own_key_from_more():
             return None
 
     assert await eventually(runs_again) == 3
+
+
+async def test_work_with_patience_begins_when_other_work_of_its_key_ends():
+    threads, over, begun = OwnThreads("test", most=1), threading.Event(), threading.Event()
+
+    def hang() -> bool:
+        begun.set()
+        return over.wait()
+
+    first = asyncio.create_task(threads.run("a", hang))
+    await asyncio.to_thread(begun.wait)
+    with pytest.raises(Occupied):
+        await threads.run("a", lambda: 1, patience=0.01)
+    waiting = [asyncio.create_task(threads.run("a", lambda: 2, patience=1000.0)) for _ in range(3)]
+    await asyncio.sleep(0)
+    waiting[0].cancel()
+    over.set()
+    assert await first
+    assert [await one for one in waiting[1:]] == [2, 2]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import signal
 import socket
 import subprocess
@@ -276,6 +277,59 @@ def test_a_log_of_an_unknown_release_does_no_harm(elastic_log: logging.Logger) -
     elastic_log.error("failed (exitcode: unknown)")
     elastic_log.warning("Sending process %s", "nonsense")
     assert watching.take() == []
+
+
+def started(context: type[Any], folder: Path, *commands: str) -> Any:
+    """torchrun's own context of ranks that run these shell commands."""
+    from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs
+
+    ranks = range(len(commands))
+    context = context(
+        name="rank",
+        entrypoint="sh",
+        args={rank: ("-c", command) for rank, command in enumerate(commands)},
+        envs={rank: {} for rank in ranks},
+        logs_specs=DefaultLogsSpecs(log_dir=str(folder)),
+    )
+    context.start()
+    return context
+
+
+class Agent:
+    """torchrun's elastic agent, as far as it is read."""
+
+    def __init__(self, context: Any) -> None:
+        self._pcontext = context
+
+    def rendezvous(self, watching: ExitWatch) -> list[RankExit]:
+        return watching.take()
+
+
+def test_a_rank_that_died_just_before_torchrun_stopped_all_is_not_forgotten(
+    elastic_log: logging.Logger, tmp_path: Path
+) -> None:
+    from torch.distributed.elastic.multiprocessing.api import SubprocessContext
+
+    watching, _ = watch()
+    context = started(SubprocessContext, tmp_path, "kill -KILL $$", "exit 3", "exit 0", "exec sleep 1000", "read x")
+    for rank in range(3):
+        # torchrun has not looked at them since.
+        os.waitid(os.P_PID, context.pids()[rank], os.WEXITED | os.WNOWAIT)
+    context.close(signal.SIGTERM)
+    killed, failed = Agent(context).rendezvous(watching)
+    assert (killed.local_rank, killed.global_rank, killed.signal, killed.pid) == (0, 10, 9, context.pids()[0])
+    assert (failed.local_rank, failed.exit_code) == (1, 3)
+
+
+def test_a_rank_whose_failure_torchrun_has_logged_is_known_once(elastic_log: logging.Logger, tmp_path: Path) -> None:
+    from torch.distributed.elastic.multiprocessing.api import SubprocessContext
+
+    watching, _ = watch()
+    context = started(SubprocessContext, tmp_path, "exit 3", "exec sleep 1000")
+    os.waitid(os.P_PID, context.pids()[0], os.WEXITED | os.WNOWAIT)
+    assert context.wait(0) is not None
+    assert [one.local_rank for one in Agent(context).rendezvous(watching)] == [0]
+    assert Agent(SimpleNamespace(subprocess_handlers={}, _running_local_ranks={0})).rendezvous(watching) == []
 
 
 ENDED = RankExit(local_rank=0)

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch._C._distributed_c10d import TCPStore
 from torch.distributed.elastic.agent.server import api as agents
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import api as multiprocessing
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
@@ -39,7 +40,9 @@ def test_torchrun_logs_failures_and_terminations_as_they_are_read() -> None:
     source = inspect.getsource(multiprocessing)
     assert '"failed (exitcode: %s)"' in source
     assert "Closing process %s via signal %s" in source
-    assert "_failures" in inspect.getsource(multiprocessing.SubprocessContext)
+    context = inspect.getsource(multiprocessing.SubprocessContext)
+    assert all(name in context for name in ("_failures", "_running_local_ranks", "subprocess_handlers"))
+    assert "self._pcontext" in inspect.getsource(LocalElasticAgent)
     assert issubclass(multiprocessing.SignalException, Exception)
     assert {"local_rank", "pid", "exitcode", "error_file"} <= ProcessFailure.__dataclass_fields__.keys()
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
 from collections.abc import AsyncIterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from html import unescape
 from pathlib import Path
@@ -17,6 +20,7 @@ from tests.page.conftest import SPEC, Visitor, served
 from tests.page.played import HOSTILE, PlayedClient, PlayedJob, failed
 from tests.page.site import PlayedApi, visitor_of
 from tests.page.test_pages import events
+from tests.support.waiting import eventually
 
 PAGE = "/jobs/default/old/"
 LEFT = "node 1: pod old-1 is left to the cluster: its machine gpu-7 does not answer"
@@ -135,3 +139,35 @@ async def test_users_see_what_is_kept_of_their_namespaces_only(client: PlayedCli
         assert "old" in await visitor.get("/jobs/vision/old/")
         await visitor.get(PAGE, status=403)
         await visitor.get(f"{PAGE}lines", status=403)
+
+
+def hang(place: Path, name: str) -> Path:
+    """Has reads of this job's record wait until something is written into the file."""
+    folder = place / "default" / name / "0123abcd"
+    folder.mkdir(parents=True)
+    os.mkfifo(folder / "job.json")
+    return folder / "job.json"
+
+
+def reading(file: Path) -> int | None:
+    """Opens a file that something waits to read; None before that."""
+    try:
+        return os.open(file, os.O_WRONLY | os.O_NONBLOCK)
+    except OSError:
+        return None
+
+
+async def test_an_archive_that_hangs_keeps_no_other_page_from_its_visitors(visitor: Visitor, place: Path) -> None:
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+    files = [hang(place, name) for name in ("stuck", "as-well")]
+    waiting = [asyncio.create_task(visitor.get(f"/jobs/default/{file.parts[-3]}/", status=503)) for file in files]
+    ends: list[int] = []
+    try:
+        ends.append(await eventually(lambda: reading(files[0])))
+        assert "train.py" in await visitor.get("/jobs/default/llama/")
+        ends.append(await eventually(lambda: reading(files[1])))
+    finally:
+        ends += [end for file in files if (end := reading(file)) is not None]
+        for end in ends:
+            os.close(end)
+    assert all("cannot be read" in page for page in await asyncio.gather(*waiting))

@@ -197,6 +197,8 @@ class PlayedRank:
             self.state["part"] = own.rank
         self.is_spoiled = False
         """Its loss was not a number."""
+        self.losses = 0
+        """The losses that it reports before each save; 0 where it counts both the same."""
         self.loaded: int | None = None
         self.finished: list[int] = []
         """The steps of this generation that it has reported to the others."""
@@ -228,7 +230,7 @@ class PlayedRank:
         self.state["saved"] = Saved(self.at + 1, self.own.generation)
         self.state["weight"] = weight(self.state["saved"])
         spoiled_by = "the loss was not a number" if self.is_spoiled else ""
-        watch = SimpleNamespace(spoiled_by=spoiled_by, compare_count=lambda step: None)
+        watch = SimpleNamespace(spoiled_by=spoiled_by, reported_beyond=lambda step: step * self.losses or None)
         with mock.patch.object(checkpointer, "watch", watch):
             return self.checkpointer.save(self.at, self.state)
 

@@ -96,25 +96,14 @@ def test_only_a_loss_of_a_job_that_goes_back_spoils_the_state():
         assert bool(watch.spoiled_by) is spoils
 
 
-@pytest.mark.parametrize(
-    ("saved", "environment", "warns"),
-    [
-        (3, {"PERDURE_ROLLS_BACK": "1"}, True),
-        (2998, {"PERDURE_ROLLS_BACK": "1"}, True),
-        (2999, {"PERDURE_ROLLS_BACK": "1"}, False),
-        (3001, {"PERDURE_ROLLS_BACK": "1"}, False),
-        (3, {}, False),
-    ],
-)
-def test_states_that_are_counted_otherwise_than_losses_are_warned_of_once(
-    saved: int, environment: dict[str, str], warns: bool, caplog: pytest.LogCaptureFixture
-):
-    watch = NumberWatch(environment)
-    watch.compare_count(saved)
-    watch.follow(3000, loss=0.5)
-    for _ in range(2):
-        watch.compare_count(saved)
-    assert ["Save and report the same steps" in message for message in caplog.messages] == [True] * warns
+@pytest.mark.parametrize(("saved", "beyond"), [(3, 3000), (2998, 3000), (2999, None), (3000, None), (6400, None)])
+def test_a_save_that_counts_otherwise_than_the_losses_learns_their_step(saved: int, beyond: int | None):
+    watch = NumberWatch({})
+    assert watch.reported_beyond(saved) is None, "no loss was reported"
+    watch.follow(2999, loss=0.5)
+    watch.follow(3000, loss=math.nan)
+    watch.follow(3001, gradient_norm=0.5)
+    assert watch.reported_beyond(saved) == beyond
 
 
 def test_spikes_are_found_against_the_recent_numbers_where_the_job_wants_them(tmp_path: Path):

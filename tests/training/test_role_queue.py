@@ -114,6 +114,42 @@ def test_two_processes_cannot_be_one_producer(tmp_path: Path):
     assert sorted(path.name for path in (tmp_path / "0").iterdir()) == ["0", "next"]
 
 
+def test_a_link_that_a_network_file_system_makes_twice_is_the_producers_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    make = os.link
+
+    def answer_is_lost(source: Path, target: Path) -> None:
+        make(source, target)
+        raise FileExistsError(errno.EEXIST, "File exists", str(target))
+
+    producer = Producer(tmp_path, number=0)
+    with monkeypatch.context() as network:
+        network.setattr(os, "link", answer_is_lost)
+        assert producer.put("first") == 0
+    assert producer.put("second") == 1
+
+
+def test_an_item_that_the_storage_does_not_give_is_given_again_by_the_next_call(
+    tmp_path: Path, consumer: Callable[..., Consumer], monkeypatch: pytest.MonkeyPatch
+):
+    producer = Producer(tmp_path, number=0)
+    for item in ("first", "second"):
+        producer.put(item)
+    queue, read = consumer(), Path.read_bytes
+
+    def fail(path: Path) -> bytes:
+        if path.name == "0":
+            raise OSError(errno.EIO, "Input/output error", str(path))
+        return read(path)
+
+    with monkeypatch.context() as storage:
+        storage.setattr(Path, "read_bytes", fail)
+        with pytest.raises(OSError, match="Input/output"):
+            queue.get()
+    assert [queue.get(timeout=LONG), queue.get(timeout=LONG)] == ["first", "second"]
+
+
 def test_a_flood_waits_for_room_and_names_who_does_not_consume(tmp_path: Path, consumer: Callable[..., Consumer]):
     producer = Producer(tmp_path, number=0, capacity=2)
     producer.put("a")

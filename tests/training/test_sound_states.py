@@ -105,3 +105,47 @@ def test_what_a_former_world_left_stays_until_the_state_that_was_loaded_is_known
         # The loss of step 3 is no number, so that the state of step 2 may not be sound.
         assert Left(nodes, unsound=UnsoundSteps(generation=2, after=1)).newest(0) == 1
         assert Left(nodes).newest(0) == 2
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("reporting", [0, 1, None])
+@pytest.mark.parametrize(("after", "sound"), [(348, 3), (248, 2)])
+def test_states_of_a_script_that_saves_by_epochs_are_judged_by_the_steps_of_its_losses(
+    tmp_path: Path, size: int, reporting: int | None, after: int, sound: int
+):
+    with played_site(tmp_path) as site:
+        nodes = [site.node() for _ in range(2)]
+        world = site.begin(nodes, ranks_of_node=1, replicated=False, copies=1)
+        for rank in world.ranks:
+            # Perhaps one rank alone reports losses.
+            rank.losses = 100 if reporting in (None, rank.own.rank) else 0
+        train(world, 4)
+        # Where the loss of step 350 is none, the state of epoch 4 has it, and that of epoch 3 has those up to 300.
+        unsound = UnsoundSteps(generation=1, after=after)
+        nodes = [*nodes, *(site.node() for _ in range(size - 2))]
+        world = site.begin(nodes, ranks_of_node=1, replicated=False, copies=1, unsound=unsound)
+        assert [rank.loaded for rank in world.ranks] == [sound] * size
+        [agreed] = [one.memory.agreed for one in world.ranks if one.own.rank == 0]
+        assert agreed is not None
+        # The newest that all ranks are known to have had is that of epoch 3, not missed where it is unsound.
+        assert (agreed.decision.reported, agreed.complete) == (100 * sound, 3 if sound == 3 else None)
+
+        # What was loaded is judged so in the next world, too, also where this one has split it anew.
+        for rank in world.ranks:
+            while rank.finisher.waits:
+                rank.finish()
+        unsound = UnsoundSteps(generation=2, after=100 * sound - 1)
+        world = site.begin(nodes, ranks_of_node=1, replicated=False, copies=1, unsound=unsound)
+        assert sound not in [rank.loaded for rank in world.ranks]
+
+
+def test_a_script_that_counts_its_losses_and_saves_alike_has_snapshots_that_earlier_releases_read(tmp_path: Path):
+    with played_site(tmp_path) as site:
+        node = site.node()
+        [rank] = site.begin([node], ranks_of_node=1, replicated=True, copies=0).ranks
+        for losses, named in ((0, False), (100, True)):
+            rank.losses = losses
+            rank.step()
+            rank.finish()
+            [newest] = [header for _, header in node.snapshots() if header.step == rank.at]
+            assert (newest.reported is not None, "reported" in newest.fields()) == (named, named)

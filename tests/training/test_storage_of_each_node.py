@@ -1,4 +1,4 @@
-"""Storage that is missing on a node other than rank 0's: the job learns it, and the ranks wait together."""
+"""Storage that is missing on one node, or hangs there: the job learns it, and the ranks wait together."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from perdure.agent.checkpoint import listing
 from perdure.agent.checkpoint.storage import Storage
 from perdure.contract import CheckpointRestored, Restore, RestoreSource, StorageFinding
 from perdure_training.checkpoint import durable, generation, generation_storage, state_search
@@ -164,3 +165,70 @@ def test_checkpoints_of_a_job_before_are_not_passed_over_where_a_node_lacks_them
         nodes.waits()
         away.rename(nodes.storage)
         assert loaded.result(WITHIN) == [5, 5]
+
+
+@pytest.mark.parametrize("node", [0, 1])
+def test_a_storage_that_hangs_there_is_named_and_loaded_from_once_it_answers(
+    nodes: Nodes, node: int, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(listing, "_WITHIN", 0.5)
+    nodes.know(FOLDER)
+    with hanging(nodes, node, monkeypatch) as storage:
+        with nodes.restoring() as loaded:
+            report = nodes.waits()
+            assert not loaded.done()
+            assert report.lookup is not None
+            assert (report.lookup.storage, report.lookup.stored) == (StorageFinding.AWAY, 5)
+            place = nodes.ranks.storage if node == 0 else nodes.storage
+            assert report.lookup.problem.startswith(f"node {node}: OSError: {place} hangs: it has not listed")
+            # It was asked several times.
+            wait_for(lambda: storage.asked >= 3)
+            storage.answers.set()
+            assert loaded.result(WITHIN) == [5, 5]
+        assert storage.calls == 1, "it takes one thread"
+
+
+@pytest.mark.parametrize("on_loss", ["older", "stop"])
+def test_the_job_decides_what_follows_where_the_storage_of_rank_0_hangs(
+    nodes: Nodes, on_loss: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(listing, "_WITHIN", 0.2)
+    nodes.know(FOLDER, on_loss=on_loss)
+    with hanging(nodes, 0, monkeypatch), nodes.restoring() as loaded:
+        if on_loss == "stop":
+            with pytest.raises(StateLost, match=r"step 5 is stored and cannot be loaded: node 0: .* hangs"):
+                loaded.result(WITHIN)
+        else:
+            assert loaded.result(WITHIN) == [None, None]
+
+
+class Hanging:
+    """The storage of one node does not answer until it is told to."""
+
+    def __init__(self) -> None:
+        self.answers = threading.Event()
+        self.calls = 0
+        self.asked = 0
+
+
+@contextmanager
+def hanging(nodes: Nodes, node: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hanging]:
+    played, saved, get = Hanging(), Storage.saved, listing.Listing.get
+    url = str(nodes.ranks.storage if node == 0 else nodes.storage)
+
+    def hangs(storage: Storage, place: str) -> list[Any]:
+        if storage.url == url and not played.answers.is_set():
+            played.calls += 1
+            played.answers.wait(WITHIN)
+        return saved(storage, place)
+
+    def counted(self: listing.Listing, place: str) -> dict[str, Any]:
+        played.asked += self._storage.url == url
+        return get(self, place)
+
+    monkeypatch.setattr(Storage, "saved", hangs)
+    monkeypatch.setattr(listing.Listing, "get", counted)
+    try:
+        yield played
+    finally:
+        played.answers.set()

@@ -17,6 +17,7 @@ from perdure.contract import BadNumber, Corruption, Failure, Finished, JobPhase,
 from perdure.contract.transitions import NodeTransition
 from perdure.spec.job import JobSpec
 from perdure.spec.role_relations import order_of, roles_that_end
+from perdure.workflows.policy import outages
 from perdure.workflows.policy.capacity import (
     admission,
     joining,
@@ -168,7 +169,7 @@ def advance_job(state: JobState, job: JobSpec, now: datetime, *, new_token: Toke
         return with_phases(hold_on_failure.end_when_due(state, now), job)
     if state.repairs_paused_until is not None and now >= state.repairs_paused_until:
         state = state.replace(repairs_paused_until=None)
-    state = shortages.judge(state, now)
+    state = shortages.judge(outages.excuse(state, job, now), now)
     state = suspension.carry_out(_check_limits(starts.complete_proven(state, job), job, now), job, now)
     before = failures.restart_others(state, job, now)
     state = _advance_roles(before, job, now, new_token=new_token)
@@ -215,7 +216,7 @@ def advance_role(state: RoleInJob, job: JobSpec, now: datetime, *, new_token: To
     state = staffing.dismiss_idle_surplus(scaling.follow(state, job, now), job, now)
     state = smaller_requests.relax(memory_in_place.give_up(state, job, now), job, now)
     state = forming.form(admission.admit(state, now), job, now)
-    state = staffing.staff(state, job, now, new_token=new_token)
+    state = slow_ranks.forget_missed(staffing.staff(state, job, now, new_token=new_token))
     return observations.observe_uncreated(_note_stepping(state, now), now)
 
 

@@ -10,12 +10,13 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from operator import itemgetter
 from typing import Any
 
 from perdure.base.errors import LogsUnavailable
 from perdure.client.logs.lines import Lines, PrintedLine
-from perdure.client.storage import open_folder
+from perdure.client.storage import at_storage, open_folder
 from perdure.contract.logs import COMPLETE, PART_TIMES
 
 _LARGEST = 16 * 1024 * 1024
@@ -62,8 +63,9 @@ class CopiedLog:
         """
         kept = deque[PrintedLine](maxlen=tail)
         try:
-            files, parts, is_complete = await asyncio.to_thread(self._parts, tail, since)
-            async for line in _lines(files, parts, tail):
+            place = self._within or self._folder
+            files, parts, is_complete = await at_storage(place, partial(self._parts, tail, since))
+            async for line in _lines(place, files, parts, tail):
                 if since is not None and line.time is not None and line.time < since:
                     continue
                 if tail is None:
@@ -122,12 +124,12 @@ def _begin_since(files: Any, parts: Sequence[str], since: datetime) -> int:
     return 0
 
 
-async def _lines(files: Any, parts: Sequence[str], tail: int | None) -> AsyncGenerator[PrintedLine]:
-    """Yields the lines of parts; of the first one not those that more than `tail` others follow."""
+async def _lines(place: str, files: Any, parts: Sequence[str], tail: int | None) -> AsyncGenerator[PrintedLine]:
+    """Yields the lines of parts at a place; of the first one not those that more than `tail` others follow."""
     lines, decoder = Lines(), codecs.getincrementaldecoder("utf-8")("replace")
     before = 0
     for part in parts:
-        content, times = await asyncio.to_thread(_read, files, part, None if before else tail)
+        content, times = await at_storage(place, partial(_read, files, part, None if before else tail))
         number = _number(part)
         gap = _LEFT_OUT if before and number != before + 1 else ""
         before = number

@@ -8,13 +8,16 @@ from uuid import uuid4
 
 import pytest
 
-from perdure.contract import JobPhase, NodePhase
+from perdure.contract import JobPhase, NodePhase, NodeView
 from perdure.contract.transitions import NodeCommittedCheckpoint, NodeEnding
+from perdure.workflows.policy.behavior import Behavior
+from perdure.workflows.policy.checkpoints import commits
 from perdure.workflows.policy.decide import decide_all
 from perdure.workflows.policy.facts.events import (
     CancelRequested,
     CheckpointRequested,
     Event,
+    GroupAdopted,
     RelaunchRequested,
     ResumeRequested,
     ScaleRequested,
@@ -73,6 +76,33 @@ def test_a_change_does_not_wait_longer_than_it_is_told(problem: str):
     assert job.state.phase is JobPhase.SUSPENDED
     [text] = [one.text for one in job.incident.evidence if "not durable in time" in one.text]
     assert text.endswith(problem or "the ranks reported none")
+
+
+@pytest.mark.parametrize("stored_meanwhile", [False, True])
+def test_a_change_whose_time_is_over_while_no_worker_was_there_waits_for_another_checkpoint(stored_meanwhile: bool):
+    job = scenario(save_timeout="40s").take(SUSPEND)
+    job.now += timedelta(minutes=5)
+    if stored_meanwhile:
+        # The ranks have saved it, have waited in vain for their end, and have trained on.
+        for rank in (0, 1):
+            stored(job, rank, step=30, answers=1)
+    job.wait(0)
+    assert (job.state.phase, request(job)) == (JobPhase.RUNNING, 2)
+    if stored_meanwhile:
+        committed(job)
+        assert job.state.phase is JobPhase.RUNNING
+    make_durable(job, step=42, answers=2)
+    assert job.state.phase is JobPhase.SUSPENDED
+    assert any("the checkpoint of step 42" in one.text for one in job.incident.evidence)
+
+
+def test_workers_that_are_always_late_keep_no_job_from_being_suspended():
+    job = scenario(save_timeout="40s").take(SUSPEND)
+    for _ in range(4):
+        assert job.state.phase is JobPhase.RUNNING
+        job.now += timedelta(minutes=5)
+        job.wait(0)
+    assert job.state.phase is JobPhase.SUSPENDED
 
 
 @pytest.mark.parametrize(
@@ -297,3 +327,55 @@ def test_a_replacement_that_is_due_is_not_forgotten_for_a_node_that_ends_at_the_
     job.whole = decide_all(job.whole, events, job.job, job.now, new_token=uuid4, dropped=pytest.fail)
     make_durable(job, step=31, answers=2)
     assert job.node(0).incarnation == 2
+
+
+def reset(job: Scenario) -> Scenario:
+    """It has forgotten what has happened since; its ranks and agents have not."""
+    job.whole = job.whole.with_view(commits.renumber(job.state, job.now))
+    return job
+
+
+def test_a_job_that_was_reset_gives_no_number_again_of_a_checkpoint_that_it_has_forgotten():
+    followed = request(scenario().take(SUSPEND))
+    job = reset(scenario()).take(SUSPEND)
+    assert request(job) > followed > 0
+    make_durable(job, answers=followed)
+    assert job.state.phase is JobPhase.RUNNING, "that was the answer to another request"
+    make_durable(job, step=31, answers=request(job))
+    assert job.state.phase is JobPhase.SUSPENDED
+
+
+@pytest.mark.parametrize("change", [SUSPEND, RelaunchRequested(rank=1)], ids=["suspend", "relaunch"])
+def test_a_checkpoint_whose_answer_a_reset_job_may_have_forgotten_is_requested_again(change: Event):
+    job = scenario().take(change)
+    number, until = request(job), job.state.postponed.until if job.state.postponed else None
+    reset(job)
+    assert request(job) > number
+    assert job.state.postponed is not None
+    assert (job.state.postponed.checkpoint_request, job.state.postponed.until) == (request(job), until)
+    make_durable(job, step=31, answers=request(job))
+    assert job.state.postponed is None
+    assert any("the checkpoint of step 31, requested at" in one.text for one in job.incident.evidence)
+
+
+def test_a_checkpoint_that_has_answered_is_not_requested_again_after_a_reset():
+    job = make_durable(scenario().take(CheckpointRequested()), answers=1)
+    assert request(reset(job)) == 0
+    assert job.state.postponed is None
+    assert request(job.take(CheckpointRequested())) > 1
+
+
+def test_a_job_that_begins_with_nodes_that_it_had_gives_no_number_that_their_agents_know():
+    job = Scenario("2", checkpoint={"storage": "file:///ckpt"}).take(CheckpointRequested())
+    node = NodeView(rank=0, incarnation=1, phase=NodePhase.READY, since=job.now, token="theirs", generation=4)
+    job.take(GroupAdopted(group=0, nodes=(node,)))
+    number = request(job)
+    assert number > 10**9
+    job.take(CheckpointRequested())
+    assert request(job) == number + 1
+
+
+def test_a_run_of_an_earlier_release_keeps_its_numbers():
+    job = scenario()
+    job.whole = job.whole.replace(behavior=Behavior.RELEASE_0_3)
+    assert request(reset(job).take(CheckpointRequested())) == 1

@@ -21,7 +21,7 @@ from perdure.contract import (
 )
 from perdure.contract.transitions import NodeEnding, NodeStepping, NodeStoredCheckpoint
 from perdure.workflows.policy.behavior import Behavior
-from perdure.workflows.policy.checkpoints import holds, state_loss
+from perdure.workflows.policy.checkpoints import commits, state_loss
 from perdure.workflows.policy.facts.events import (
     RelaunchRequested,
     ResumeRequested,
@@ -312,7 +312,7 @@ def test_an_answer_of_another_world_or_request_counts_for_nothing():
 def reset(job: Scenario, *, to: Scenario) -> Scenario:
     """The job has forgotten what has happened since."""
     job.whole = to.whole
-    job.whole = job.whole.with_view(holds.renumber(job.state, job.now))
+    job.whole = job.whole.with_view(commits.renumber(job.state, job.now))
     return job
 
 
@@ -346,15 +346,37 @@ def test_a_request_whose_answer_a_reset_job_may_have_forgotten_is_made_again(cha
     request = hold(job)
     assert request is not None
     assert request.number > followed.number
-    assert request == followed.replace(number=request.number)
+    assert request == followed.replace(number=request.number, stores=job.state.checkpoints.requests if spec else 0)
     held(job, step=50)
     if spec:
-        make_durable(job, step=50, answers=1)
+        make_durable(job, step=50, answers=request.stores)
         assert job.state.phase is JobPhase.SUSPENDED
     else:
         job.those_that_leave_end()
         assert (job.generation, size(job)) == (2, 2)
     assert any("no step is lost" in one.text for one in job.incident.evidence)
+
+
+def test_ranks_that_wait_until_they_are_ended_go_on_waiting_when_their_job_is_reset():
+    before, job = (held(training().take(ScaleRequested(minimum=2, maximum=2))) for _ in range(2))
+    request = hold(reset(job, to=before))
+    assert request is not None
+    assert request == hold(before)
+    job.those_that_leave_end()
+    assert (job.generation, size(job)) == (2, 2)
+
+
+def test_ranks_whose_stored_step_a_reset_job_may_have_forgotten_store_another_one():
+    before, job = (held(training(**STORAGE).take(SuspendRequested())) for _ in range(2))
+    followed, request = hold(before), hold(reset(job, to=before))
+    assert followed is not None
+    assert request is not None
+    assert (followed.stores, request.number > followed.number) == (1, True)
+    assert request.stores == job.state.checkpoints.requests > 1
+    held(job, step=42)
+    make_durable(job, step=42, answers=request.stores)
+    assert job.state.phase is JobPhase.SUSPENDED
+    assert any("all ranks waited at it, and no step is lost" in one.text for one in job.incident.evidence)
 
 
 @pytest.mark.parametrize("is_answered", [False, True], ids=["asked", "answered"])

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from perdure.contract import FailureClass, Progress, RestoreSource
+from perdure.contract import CheckpointRef, FailureClass, Progress, RestoreSource, RollBack, StoredCheckpoint
+from perdure.contract.transitions import NodeStoredCheckpoint
+from perdure.workflows.policy.checkpoints import state_loss, trust
 from perdure.workflows.policy.checkpoints.trust import judge
 from perdure.workflows.policy.facts.events import RestartRequested
 from perdure.workflows.policy.world.group_desire import desires_of
-from tests.policy.checkpoints.test_commits import committed, restored, scenario, status, stored
-from tests.policy.scenario import Scenario, counted, reported
+from tests.policy.checkpoints.test_commits import committed, decision, restored, scenario, status, stored
+from tests.policy.scenario import UID, Scenario, counted, reported
 
 FOLDER = "step-100-run-1"
 
@@ -126,3 +128,55 @@ def test_a_storage_that_fails_is_an_entry_with_its_time_and_the_newest_checkpoin
     assert status(job).warnings == ()
     stored(job, 0, step=11, problem="s3://ckpt: away")
     assert len(job.state.incidents) == 2
+
+
+def stored_by_epochs(job: Scenario, epoch: int, *, rank: int = 0) -> Scenario:
+    """A checkpoint of an epoch, at each of which 100 losses were reported; one rank alone reports them."""
+    for each in (0, 1):
+        checkpoint = CheckpointRef(step=epoch, run=UID, generation=job.generation)
+        parts = StoredCheckpoint(checkpoint=checkpoint, reported=100 * epoch if each == rank else None)
+        job.transition(each, NodeStoredCheckpoint, generation=job.generation, stored=parts)
+    return job
+
+
+def goes_back(job: Scenario, after: int) -> Scenario:
+    job.whole = job.whole.with_view(trust.distrust_unsound(job.state, RollBack(after=after, found_at=after + 2)))
+    return job
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_checkpoints_of_a_script_that_saves_by_epochs_are_judged_by_the_steps_of_its_losses(rank: int):
+    job = scenario()
+    for epoch in (3, 4):
+        committed(stored_by_epochs(job, epoch, rank=rank))
+    known = job.state.checkpoints.durable
+    assert known is not None
+    assert known.checkpoint.step == 4
+    goes_back(job, 348)
+    assert job.state.checkpoints.distrusted == (known.checkpoint,)
+    assert not trust.is_unsound(job.state, CheckpointRef(step=3, run=UID, generation=1))
+    states = state_loss.known_states(job.state, job.job, (0, 1))
+    assert states is not None
+    assert [one.loads for one in states.stored] == [False]
+    # What is reported late is not committed.
+    goes_back(job, 248)
+    stored_by_epochs(job, 3, rank=rank)
+    assert decision(job) is None
+
+
+def test_a_checkpoint_that_is_being_stored_is_not_committed_where_its_losses_were_no_numbers():
+    job = stored_by_epochs(scenario(), 4)
+    assert decision(job) is not None
+    assert decision(goes_back(job, 348)) is None
+
+
+def test_progress_is_compared_with_the_losses_from_which_a_world_continues():
+    job = scenario()
+    committed(stored_by_epochs(job, 2))
+    for losses in (300, None):
+        job.rank_raised(1, progress=reported(350)).steps()
+        source = RestoreSource.MEMORY if losses else RestoreSource.STORAGE
+        folder = "" if losses else CheckpointRef(step=2, run=UID, generation=1).folder
+        step = 3 if losses else 2
+        restored(job, generation=job.generation, step=step, source=source, folder=folder, reported=losses)
+        assert job.state.memory.continued_from == (losses or 200)

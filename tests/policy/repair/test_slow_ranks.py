@@ -197,6 +197,14 @@ def test_a_failure_ends_an_experiment_and_is_repaired():
     assert known.state.memory.slow_ranks.experiment is None
 
 
+def test_an_experiment_whose_world_is_given_up_is_forgotten_at_once():
+    known = waited(report(job("experiment", "3:4"), [2]))
+    assert known.state.memory.slow_ranks.experiment is not None
+    known.transition(2, NodeUnreachable).wait(known.job.timing.rendezvous.enter_timeout + timedelta(minutes=1))
+    assert known.generation == 3
+    assert known.state.memory.slow_ranks.experiment is None
+
+
 @pytest.mark.parametrize("action", ["replace", "experiment"])
 def test_nothing_is_done_while_a_node_cannot_be_reached(action: str):
     known = report(job(action), [2]).transition(3, NodeUnreachable)

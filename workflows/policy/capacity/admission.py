@@ -18,6 +18,7 @@ from datetime import datetime, timedelta
 
 from perdure.base.words import count
 from perdure.contract import Check, LossCause, NodeChecks, NodePhase
+from perdure.workflows.policy.behavior import Behavior
 from perdure.workflows.policy.diagnosis import preflight
 from perdure.workflows.policy.record import incidents, machine_findings
 from perdure.workflows.policy.state.job import RoleInJob
@@ -41,7 +42,7 @@ _NO_REPORT = Check(name="report", problem=f"its agent has reported no checks wit
 
 def admit(state: RoleInJob, now: datetime) -> RoleInJob:
     """Takes in the nodes whose machines are known to be good enough, and gives up those that are not."""
-    due = [node for node in state.nodes.values() if node.unchecked and _is_due(node, now)]
+    due = [node for node in state.nodes.values() if node.unchecked and _is_due(state, node, now)]
     if not due:
         return state
     judged = {one.node: one for one in preflight.judge(map(checks_of, filter(_is_alive, state.nodes.values())))}
@@ -51,7 +52,9 @@ def admit(state: RoleInJob, now: datetime) -> RoleInJob:
         failed = judged[node.rank].failed or (() if node.checks else (_NO_REPORT,))
         if failed and node.checked_runs and max(node.checked_runs, node.check_runs) < RUNS:
             state = state.with_node(node.replace(check_runs=RUNS))
-        elif (node.checked_runs < node.check_runs and not _is_overdue(node, now)) or not _is_settled(state, node, now):
+        elif (node.checked_runs < node.check_runs and not _is_overdue(state, node, now)) or not _is_settled(
+            state, node, now
+        ):
             continue
         elif not failed:
             state = _take_in(state, node)
@@ -69,7 +72,8 @@ def next_looks(state: RoleInJob) -> list[datetime]:
     """The times until which nodes wait for figures, their own or those of others."""
     waiting = [node for node in state.nodes.values() if node.unchecked and node.alive]
     times = [node.checked_at + WAIT for node in waiting if node.checked_at is not None]
-    return times + [node.since + LONGEST for node in waiting if node.phase is NodePhase.READY]
+    ends = [max(end, _excused_until(state) or end) for end in ends_of_checks(state)]
+    return [*times, *ends, *(node.since + LONGEST for node in waiting if node.phase is NodePhase.READY)]
 
 
 def checks_of(node: NodeState) -> NodeChecks:
@@ -79,16 +83,28 @@ def checks_of(node: NodeState) -> NodeChecks:
     return NodeChecks(node=node.rank, host=node.host, checks=node.checks or tuple(figures))
 
 
-def _is_due(node: NodeState, now: datetime) -> bool:
-    return node.unchecked and node.alive and (bool(node.checked_runs) or _is_overdue(node, now))
+def ends_of_checks(state: RoleInJob) -> list[datetime]:
+    """The times until which agents report what they have measured."""
+    waiting = (node for node in state.nodes.values() if node.unchecked and node.alive and not node.checked_runs)
+    return [node.since + LONGEST for node in waiting if node.phase is NodePhase.READY]
+
+
+def _is_due(state: RoleInJob, node: NodeState, now: datetime) -> bool:
+    return node.unchecked and node.alive and (bool(node.checked_runs) or _is_overdue(state, node, now))
 
 
 def _is_alive(node: NodeState) -> bool:
     return node.alive
 
 
-def _is_overdue(node: NodeState, now: datetime) -> bool:
-    return node.phase is NodePhase.READY and now >= node.since + LONGEST
+def _is_overdue(state: RoleInJob, node: NodeState, now: datetime) -> bool:
+    end = max(node.since + LONGEST, _excused_until(state) or node.since)
+    return node.phase is NodePhase.READY and now >= end
+
+
+def _excused_until(state: RoleInJob) -> datetime | None:
+    """The time until which reports may still be on their way."""
+    return state.control_lag_until if state.behavior >= Behavior.RELEASE_0_4 else None
 
 
 def _is_settled(state: RoleInJob, node: NodeState, now: datetime) -> bool:

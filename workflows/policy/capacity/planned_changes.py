@@ -26,6 +26,7 @@ from perdure.contract.transitions import NodeEnding
 from perdure.spec.job import JobSpec
 from perdure.workflows.policy.behavior import Behavior
 from perdure.workflows.policy.checkpoints import commits, holds, other_size, state_loss
+from perdure.workflows.policy.facts.agent_messages import CONTROL_LAG
 from perdure.workflows.policy.facts.events import Event, RelaunchRequested, SuspendRequested
 from perdure.workflows.policy.record import incidents, observed
 from perdure.workflows.policy.state.job import RoleInJob
@@ -33,6 +34,8 @@ from perdure.workflows.policy.state.role import PostponedChange
 
 _LOOK_AGAIN = timedelta(minutes=10)
 """The time after which a change that was refused is looked at again."""
+_MOST_OUTAGES = 3
+"""Times that a wait begins again: workers that are always late must not keep a job from its user's request."""
 
 
 def postpone(
@@ -47,6 +50,33 @@ def postpone(
     if isinstance(request, RelaunchRequested):
         request = request.replace(incarnation=state.nodes[request.rank].incarnation)
     return waits.replace(postponed=waits.postponed.with_request(request))
+
+
+def begin_again(state: RoleInJob, job: JobSpec, now: datetime) -> RoleInJob:
+    """Begins the wait of a user's request again where the job could not decide when it ended, as no worker was there.
+
+    What the ranks have saved meanwhile may not be committed, and they have waited for their end in vain and trained on:
+    all that would be lost. A node that another party ends is not there for as long.
+    """
+    before = state.postponed
+    if before is None or before.endings or not (before.suspend is not None or before.relaunches):
+        return state
+    late = now - before.until > CONTROL_LAG and before.begun_again < _MOST_OUTAGES
+    if not late or state.behavior < Behavior.RELEASE_0_4 or before.generation != state.generation:
+        return state
+    waits = _begin(
+        state.replace(postponed=None),
+        job,
+        now,
+        title=before.title,
+        resizes=before.resizes,
+        leaves=before.leaves,
+        keeps_memory=before.suspend is None,
+    )
+    if waits is None or waits.postponed is None:
+        return state
+    requests = {"suspend": before.suspend, "relaunches": before.relaunches, "slow_rank": before.slow_rank}
+    return waits.replace(postponed=waits.postponed.replace(**requests, begun_again=before.begun_again + 1))
 
 
 def end_node(state: RoleInJob, event: Event, job: JobSpec, now: datetime) -> RoleInJob:

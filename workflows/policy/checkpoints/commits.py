@@ -36,7 +36,7 @@ from perdure.spec.job import JobSpec
 from perdure.workflows.policy.behavior import Behavior
 from perdure.workflows.policy.checkpoints import holds, other_size, state_loss, trust
 from perdure.workflows.policy.diagnosis import claims
-from perdure.workflows.policy.facts.events import CheckpointRequested, Event
+from perdure.workflows.policy.facts.events import CheckpointRequested, Event, GroupAdopted
 from perdure.workflows.policy.record import incidents, observations
 from perdure.workflows.policy.repair import actions, charges
 from perdure.workflows.policy.repair.case import Rejected, Verdict
@@ -58,6 +58,9 @@ def apply(state: RoleInJob, event: Event, job: JobSpec, now: datetime) -> RoleIn
     """Takes in what a node reports about a checkpoint, and users' requests for one."""
     if isinstance(event, CheckpointRequested):
         return request(state)
+    if isinstance(event, GroupAdopted) and event.nodes and not event.declined:
+        # The job was reset to its beginning, and adopts nodes that it had.
+        return renumber(state, now)
     if not isinstance(event, NodeStoredCheckpoint | NodeCommittedCheckpoint | NodeRestoredCheckpoint):
         return state
     node = state.nodes.get(event.rank)
@@ -74,7 +77,31 @@ def apply(state: RoleInJob, event: Event, job: JobSpec, now: datetime) -> RoleIn
 
 def request(state: RoleInJob) -> RoleInJob:
     """Requests a checkpoint of one of the next steps; its number is `requests` from now on."""
-    return state.replace(checkpoints=state.checkpoints.replace(requests=state.checkpoints.requests + 1))
+    known = state.checkpoints
+    return state.replace(checkpoints=known.replace(requests=_next_request(known)))
+
+
+def _next_request(known: CheckpointState) -> int:
+    return max(known.requests, known.given) + 1
+
+
+def renumber(state: RoleInJob, now: datetime) -> RoleInJob:
+    """Gives requests numbers that none had before, as the job was reset and has forgotten some: ranks and agents follow
+    each number once. A request that may have been answered since is made again, also one to wait at a step."""
+    if state.behavior < Behavior.RELEASE_0_4:
+        return state
+    known, is_open = state.checkpoints, open_request(state) > 0
+    # A job makes less than one request a second.
+    known = known.replace(given=max(known.given, int(now.timestamp())))
+    state = state.replace(checkpoints=known)
+    if is_open:
+        number, hold, postponed = _next_request(known), known.hold, state.postponed
+        if postponed is not None and postponed.checkpoint_request > known.answered:
+            state = state.replace(postponed=postponed.replace(checkpoint_request=number))
+        if hold is not None and hold.stores > known.answered:
+            hold = hold.replace(stores=number)
+        state = state.replace(checkpoints=known.replace(requests=number, hold=hold))
+    return holds.renumber(state)
 
 
 def open_request(state: RoleInJob) -> int:
@@ -155,8 +182,11 @@ def _stored(
         return holds.take(state, stored, transition.problem) if current else state
     if world is None or job.stored is None or not _is_current(state, node, stored.checkpoint.generation):
         return state
-    if state.behavior >= Behavior.RELEASE_0_4 and trust.is_unsound(state, stored.checkpoint):
-        return state
+    if state.behavior >= Behavior.RELEASE_0_4:
+        state = trust.note_reported(state, stored)
+        known = state.checkpoints
+        if trust.is_unsound(state, stored.checkpoint):
+            return state
     # The script may begin to save after its first steps.
     state = state.with_node(node.replace(without_checkpoints=0))
     if transition.problem:
@@ -418,7 +448,8 @@ def _restored(
     if transition.generation > known.restored_generation:
         # Else another checkpointer of the script, whose step may be another one.
         tries_older = bool(restored.distrusted) or (known.loaded is None and bool(known.distrusted))
-        state = charges.continue_from(state, restored.step, tries_older=tries_older)
+        reported = trust.reported_before(state, restored)
+        state = charges.continue_from(state, max(restored.step, reported), tries_older=tries_older)
     source = restored.source if restored.source is not RestoreSource.UNKNOWN else None
     state = incidents.record_restore(
         state, restored, generation=transition.generation, rank=node.rank, time=transition.time

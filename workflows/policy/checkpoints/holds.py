@@ -8,14 +8,14 @@ a world of another size could load that step; if not, they train on, and such a 
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 from perdure.contract import HoldRequest, SnapshotUse, StoredCheckpoint
 from perdure.spec.job import JobSpec
 from perdure.workflows.policy.behavior import Behavior
 from perdure.workflows.policy.checkpoints import state_loss
-from perdure.workflows.policy.state.checkpoint import HeldStep
+from perdure.workflows.policy.state.checkpoint import CheckpointState, HeldStep
 from perdure.workflows.policy.state.job import RoleInJob
 
 WITHIN = timedelta(minutes=2)
@@ -93,9 +93,12 @@ def request_stored(state: RoleInJob, *, within: timedelta) -> RoleInJob:
 
 def _request(state: RoleInJob, **how: Any) -> RoleInJob:
     known = state.checkpoints
-    number = max(known.hold.number if known.hold is not None else 0, known.hold_over) + 1
-    hold = HoldRequest(number=number, generation=state.generation, **how)
+    hold = HoldRequest(number=_next_number(known), generation=state.generation, **how)
     return state.replace(checkpoints=known.replace(hold=hold))
+
+
+def _next_number(known: CheckpointState) -> int:
+    return max(known.hold.number if known.hold is not None else 0, known.given) + 1
 
 
 def open_request(state: RoleInJob) -> HoldRequest | None:
@@ -112,20 +115,18 @@ def withdraw(state: RoleInJob) -> RoleInJob:
     return state if hold is None else state.replace(checkpoints=state.checkpoints.replace(hold_over=hold.number))
 
 
-def renumber(state: RoleInJob, now: datetime) -> RoleInJob:
-    """Gives requests numbers that none had before, as the job was reset and has forgotten some: ranks follow each
-    number once. A request without an answer is made again, as its answer may have been forgotten, too."""
-    if state.behavior < Behavior.RELEASE_0_4:
-        return state
+def renumber(state: RoleInJob) -> RoleInJob:
+    """Makes a request again under a new number, as the job was reset and may have forgotten the answer: ranks follow
+    each number once. One that was answered stays, unless the step that it stores may have been forgotten."""
     waits, known, postponed = open_request(state), state.checkpoints, state.postponed
-    over = max(known.hold_over, int(now.timestamp()))
-    state = state.replace(checkpoints=known.replace(hold_over=over))
-    if waits is None or waits.generation != state.generation or answer(state, waits.number) is not None:
+    if waits is None or waits.generation != state.generation:
         return state
-    again = waits.replace(number=over + 1)
+    if answer(state, waits.number) is not None and waits.stores <= known.answered:
+        return state
+    again = waits.replace(number=_next_number(known))
     if postponed is not None and postponed.hold == waits.number:
         state = state.replace(postponed=postponed.replace(hold=again.number))
-    return state.replace(checkpoints=state.checkpoints.replace(hold=again))
+    return state.replace(checkpoints=known.replace(hold=again))
 
 
 def take(state: RoleInJob, stored: StoredCheckpoint, problem: str) -> RoleInJob:

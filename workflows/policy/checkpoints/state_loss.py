@@ -100,6 +100,7 @@ def take(
         lookup=lookup,
         step=restored.step if restored.source is not RestoreSource.NOTHING else None,
         nodes=before.nodes if before is not None else state.checkpoints.nodes,
+        excused=before.excused if before is not None else timedelta(),
     )
     known = state.checkpoints.replace(awaited=awaited, places=_with_place(state, restored.place))
     state = state.replace(checkpoints=known)
@@ -255,7 +256,8 @@ def _stop(state: RoleInJob, awaited: AwaitedState, now: datetime, why: str) -> R
 
 def _until(awaited: AwaitedState, job: JobSpec) -> datetime:
     recovery = job.recovery
-    return awaited.since + (recovery.state_timeout if awaited.lookup.lacks_stored else recovery.replace_timeout)
+    timeout = recovery.state_timeout if awaited.lookup.lacks_stored else recovery.replace_timeout
+    return awaited.since + timeout + awaited.excused
 
 
 def _without_storage(state: RoleInJob, generation: int) -> dict[str, object]:

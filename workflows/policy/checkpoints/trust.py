@@ -23,7 +23,9 @@ from perdure.contract import (
     FailureClass,
     Progress,
     ProgressSource,
+    Restore,
     RollBack,
+    StoredCheckpoint,
     UnsoundSteps,
 )
 from perdure.workflows.policy.behavior import Behavior
@@ -35,6 +37,8 @@ from perdure.workflows.policy.state.job import RoleInJob
 REMEMBERED = 16
 """Distrusted checkpoints that are named to the nodes, more than a job has in its storage; and failed worlds, of which
 few count for one snapshot."""
+_COUNTED_OTHERWISE = 64
+"""Checkpoints of which the step of their losses is remembered, where the script counts them otherwise."""
 
 
 def judge(state: RoleInJob, failure: FailureClass | None, now: datetime) -> RoleInJob:
@@ -76,13 +80,38 @@ def distrust_unsound(state: RoleInJob, back: RollBack) -> RoleInJob:
         found_at=back.found_at,
         earlier=tuple(one.replace(earlier=()) for one in earlier[:REMEMBERED]),
     )
-    return state.replace(checkpoints=state.checkpoints.replace(unsound=unsound))
+    state = state.replace(checkpoints=state.checkpoints.replace(unsound=unsound))
+    # Nodes know a checkpoint in storage by its folder only, which names the step that was saved.
+    known = state.checkpoints
+    otherwise = (CheckpointRef.parse(folder) for folder in known.reported_of)
+    new = [one for one in otherwise if is_unsound(state, one) and one not in known.distrusted]
+    return state.replace(checkpoints=known.replace(distrusted=(*known.distrusted, *new)[-REMEMBERED:]))
 
 
 def is_unsound(state: RoleInJob, checkpoint: CheckpointRef) -> bool:
     """Whether a checkpoint of this run is one that the job went back from."""
-    unsound = state.checkpoints.unsound
-    return unsound is not None and unsound.has(generation=checkpoint.generation, step=checkpoint.step)
+    known = state.checkpoints
+    step = max(checkpoint.step, known.reported_of.get(checkpoint.folder, -1))
+    return known.unsound is not None and known.unsound.has(generation=checkpoint.generation, step=step)
+
+
+def note_reported(state: RoleInJob, stored: StoredCheckpoint) -> RoleInJob:
+    """Remembers at which step of its losses a checkpoint was saved, where the script counts it otherwise."""
+    if stored.reported is None or stored.reported <= stored.checkpoint.step:
+        return state
+    known, folder = state.checkpoints, stored.checkpoint.folder
+    others = {name: step for name, step in known.reported_of.items() if name != folder}
+    reported = max(stored.reported, known.reported_of.get(folder, 0))
+    newest = dict([*others.items(), (folder, reported)][-_COUNTED_OTHERWISE:])
+    return state.replace(checkpoints=known.replace(reported_of=newest))
+
+
+def reported_before(state: RoleInJob, restored: Restore) -> int:
+    """The newest step whose loss was reported before a restored state was saved, where the script counts what it saves
+    otherwise; below 0 where it counts both the same."""
+    if restored.reported is not None or restored.checkpoint is None:
+        return -1 if restored.reported is None else restored.reported
+    return state.checkpoints.reported_of.get(restored.checkpoint.folder, -1)
 
 
 def load(state: RoleInJob, checkpoint: CheckpointRef) -> RoleInJob:

@@ -51,6 +51,13 @@ def next_looks(state: RoleInJob, job: JobSpec) -> list[datetime | None]:
     return [_deadline(state, job, None), *(_deadline(state, job, node) for node in _silent_members(state))]
 
 
+def ends_of_silence(state: RoleInJob, job: JobSpec) -> list[datetime | None]:
+    """The times from which members that are silent now are given up, where their world is known to be broken."""
+    if state.between_stages or state.interruption is None or _may_still_train(state, state.interruption):
+        return []
+    return [_deadline(state, job, node) for node in _silent_members(state)]
+
+
 def _deadline(state: RoleInJob, job: JobSpec, node: NodeState | None) -> datetime | None:
     """The time from which a silent node is given up, or any; None while no world is known to be broken."""
     interruption = state.interruption

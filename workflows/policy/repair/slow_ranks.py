@@ -31,6 +31,17 @@ def judge(state: RoleInJob, job: JobSpec, now: datetime) -> RoleInJob:
     return _act(_conclude(_compare(state, job, now), job, now), job, now)
 
 
+def forget_missed(state: RoleInJob) -> RoleInJob:
+    """Forgets an experiment that cannot take place any more: another world was formed than the one that it needs, or
+    that world was interrupted."""
+    experiment = state.memory.slow_ranks.experiment
+    if experiment is None or experiments.has_begun(state, experiment):
+        return state
+    if state.generation < experiment.generation and state.interruption is not None:
+        return state
+    return _remember(state, experiment=None)
+
+
 def next_look(state: RoleInJob, job: JobSpec) -> datetime | None:
     """The time at which something is done about a slow rank, or an experiment ends; None where nothing is due."""
     known = state.memory.slow_ranks
@@ -75,11 +86,10 @@ def _compare(state: RoleInJob, job: JobSpec, now: datetime) -> RoleInJob:
 
 def _conclude(state: RoleInJob, job: JobSpec, now: datetime) -> RoleInJob:
     """Ends an experiment that has a verdict, or will have none."""
+    state = forget_missed(state)
     experiment = state.memory.slow_ranks.experiment
-    if experiment is None or (state.generation < experiment.generation and state.interruption is not None):
+    if experiment is None or not experiments.has_begun(state, experiment):
         return state
-    if not experiments.has_begun(state, experiment):
-        return _remember(state, experiment=None)
     found = experiments.judge(state, experiment, over=now >= experiment.until)
     if found is None:
         return state

@@ -21,6 +21,7 @@ from perdure.workflows.policy.repair import actions
 from perdure.workflows.policy.repair.case import Verdict
 from perdure.workflows.policy.state.job import JobState, RoleInJob
 from perdure.workflows.policy.state.role import RoleState
+from perdure.workflows.policy.world import succession
 
 
 def apply(state: JobState, event: SuspendRequested | ResumeRequested, job: JobSpec, now: datetime) -> JobState:
@@ -137,4 +138,6 @@ def _resume_alone(state: JobState, name: str, event: ResumeRequested, job: JobSp
 def _resume(state: RoleInJob, event: ResumeRequested, now: datetime) -> RoleInJob:
     text = f"resumed by a user{user_requests.because(event.reason)}"
     state = incidents.add_evidence(state, Evidence(time=now, source=EvidenceSource.USER, text=text), now=now)
+    # A role that rests looks at no time.
+    state = succession.presume_ends(state, now)
     return state.replace(waiting_since=None, queued_since=None, ready_since=None)

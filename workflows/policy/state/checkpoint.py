@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, cast
 
 from pydantic import Field, model_validator
@@ -78,6 +78,8 @@ class AwaitedState(Message):
     """The step in memory that they would continue with; None for none."""
     nodes: int = 0
     """The nodes of the last world that trained."""
+    excused: timedelta = timedelta()
+    """The time for which the wait lasts longer, as it ended while no worker could decide."""
 
 
 class CheckpointState(Message):
@@ -92,7 +94,10 @@ class CheckpointState(Message):
     durable: DurableCheckpoint | None = None
     """The newest one."""
     requests: int = 0
-    """The number of checkpoints that were requested."""
+    """The number of the newest request for a checkpoint."""
+    given: int = 0
+    """A number that no request of the job has been above before it was reset, be it for a checkpoint or to wait at a
+    step: it may have forgotten some. 0 where it was not reset."""
     answered: int = 0
     """The newest of these requests that a durable checkpoint answers."""
     answers_of: dict[str, int] = Field(default={})
@@ -112,6 +117,9 @@ class CheckpointState(Message):
     """The newest generations that the script's own failures have ended."""
     distrusted: tuple[CheckpointRef, ...] = ()
     """Those that are not loaded any more: see `perdure.workflows.policy.checkpoints.trust`."""
+    reported_of: dict[str, int] = Field(default={})
+    """The newest step whose loss was reported before a checkpoint was saved, by its folder: of the newest ones of a
+    script that counts what it saves otherwise than its losses."""
     unsound: UnsoundSteps | None = None
     """Those that are not loaded because the job went back from a loss that was not a number, or from a wrong result."""
     bound: BoundState | None = None
@@ -119,8 +127,7 @@ class CheckpointState(Message):
     hold: HoldRequest | None = None
     """The newest request to have the ranks wait at a step."""
     hold_over: int = 0
-    """The number of the newest request whose change was not made; of a job that was reset, a number above all that it
-    gave before."""
+    """The number of the newest request whose change was not made."""
     held: HeldStep | None = None
     """The newest answer to one."""
     inherited: tuple[CheckpointRef, ...] = ()

@@ -150,6 +150,8 @@ class PostponedChange(Message):
     """The number of the request that they do; 0 before it."""
     refused: str = ""
     """Why the change is not made: the state would be lost. It is looked at again at `until`."""
+    begun_again: int = 0
+    """Times that the wait has begun again, as the job could not decide at its end."""
 
     @property
     def requested(self) -> bool:

@@ -50,7 +50,7 @@ def dismiss(state: RoleInJob, node: NodeState, job: JobSpec, now: datetime, **ch
     state = state.with_node(dropped)
     if not dropped.may_still_run or ranks_are_over:
         return state
-    leaving = LeavingNode(rank=node.rank, incarnation=node.incarnation, until=now + _patience(job))
+    leaving = LeavingNode(rank=node.rank, incarnation=node.incarnation, until=now + patience(job))
     return state.replace(leaving=(*state.leaving, leaving))
 
 
@@ -73,7 +73,7 @@ def succeed(state: RoleInJob, older: NodeState | None, newer: NodeState, job: Jo
         return newer
     predecessor, until = older.predecessor, older.predecessor_until
     if older.may_still_run:
-        predecessor, until = older.incarnation, older.since + _patience(job)
+        predecessor, until = older.incarnation, older.since + patience(job)
     if until is None or now >= until:
         return newer
     return newer.replace(predecessor=predecessor, predecessor_until=until)
@@ -148,6 +148,6 @@ def describe(node: NodeState) -> NodeState:
     return node
 
 
-def _patience(job: JobSpec) -> timedelta:
+def patience(job: JobSpec) -> timedelta:
     """The time after which an incarnation is presumed gone if nothing reports its end."""
     return job.limits.termination_grace_period + job.timing.processes.presumed_gone
