@@ -181,8 +181,9 @@ class Cluster:
             list(pool.map(lambda node: node.load(bare), nodes))
             controlling.result()
         for node in nodes:
+            # One after the other: every kubelet binds the same socket of device plugins, after it has removed a former
+            # one's, and ends where another has bound it in between.
             node.start_kubelet()
-        for node in nodes:
             await_that(
                 lambda node=node: control_plane.has_ready_node(node.name),
                 what=f"{node.name} is not ready; see {self.logs}",
