@@ -34,6 +34,7 @@ NOT_RUN_HERE = {
     "ray": "is in an environment of its own: tests/system/test_ray.py starts clusters",
     "pgrep": "finds the process to kill",
     "pkill": "breaks the reader's server: tests/system/test_survival.py does it to its own",
+    "tee": "keeps what the command before it prints",
     "uv": "installs from the network; .venv/bin/perdure is the same package",
     "srun": "Slurm is not here: tests/system/test_slurm_example.py plays it; the command that it starts is checked",
 }

@@ -311,7 +311,7 @@ def test_a_rank_that_died_just_before_torchrun_stopped_all_is_not_forgotten(
     from torch.distributed.elastic.multiprocessing.api import SubprocessContext
 
     watching, _ = watch()
-    context = started(SubprocessContext, tmp_path, "kill -KILL $$", "exit 3", "exit 0", "exec sleep 1000", "read x")
+    context = started(SubprocessContext, tmp_path, "kill -KILL $$", "exit 3", "exit 0", "exec sleep 1000")
     for rank in range(3):
         # torchrun has not looked at them since.
         os.waitid(os.P_PID, context.pids()[rank], os.WEXITED | os.WNOWAIT)
