@@ -85,11 +85,15 @@ def test_a_body_without_what_it_is_about_is_refused(content: bytes) -> None:
     "content", [b'"' + b"x" * 1000 + b'"', b"[" * 9, b'{"pid": "x"}', b'{"ranks": [{"pid": "x"}]}', b'{"ranks": 1}']
 )
 def test_what_is_refused_leaves_nothing_for_the_garbage_collector(content: bytes) -> None:
-    gc.collect()
-    for kind in (UsageReport, ReadyReport, HandlerHello):
-        with suppress(Malformed):
-            read_body(kind, content)
-    assert gc.collect() == 0
+    def left() -> int:
+        gc.collect()
+        for kind in (UsageReport, ReadyReport, HandlerHello):
+            with suppress(Malformed):
+                read_body(kind, content)
+        return gc.collect()
+
+    # Threads of other tests, and finalizers, may leave something in one of the turns.
+    assert min(left() for _ in range(5)) == 0
 
 
 def test_numbers_and_lists_are_bounded(tmp_path: Path) -> None:
