@@ -9,7 +9,6 @@ import ssl
 import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
-from typing import Any
 
 from aiohttp import web
 
@@ -20,6 +19,10 @@ from scripts.cluster.images import BARE_IMAGE
 from scripts.cluster.machine import API_ADDRESS
 from scripts.cluster.node import Node
 
+from .machines import MACHINES
+from .objects import OURS, has_condition, thing
+from .people import PEOPLE
+from .refusals import REFUSALS
 from .release import Site
 from .scene import LONGEST_PAUSE, ROLE, Event, Scene
 
@@ -68,7 +71,7 @@ async def evicted_by_pressure(scene: Scene) -> None:
         await asyncio.to_thread(node.kill_kubelet)
         await asyncio.to_thread(node.start_kubelet)
         await eventually(
-            lambda: _condition(scene.site, node.name, "DiskPressure", "False"),
+            lambda: has_condition(scene.site, node.name, "DiskPressure", "False"),
             seconds=120,
             otherwise="the machine keeps its pressure",
         )
@@ -76,7 +79,7 @@ async def evicted_by_pressure(scene: Scene) -> None:
 
 async def claim_not_bound(scene: Scene) -> None:
     size = {"requests": {"storage": "1Gi"}}
-    claim = _object("v1", "PersistentVolumeClaim", "data")
+    claim = thing("v1", "PersistentVolumeClaim", "data")
     claim["spec"] = {
         "accessModes": ["ReadWriteMany"],
         "storageClassName": "",
@@ -86,7 +89,7 @@ async def claim_not_bound(scene: Scene) -> None:
     await scene.make("persistentvolumeclaims", claim)
     await scene.submit(volumes=[{"mount_path": "/data", "pvc": "data"}])
     await scene.waits_for("PersistentVolumeClaim")
-    volume = _object("v1", "PersistentVolume", scene.namespace)
+    volume = thing("v1", "PersistentVolume", scene.namespace)
     volume["spec"] = {
         "accessModes": ["ReadWriteMany"],
         "capacity": {"storage": "1Gi"},
@@ -102,7 +105,7 @@ async def claim_not_bound(scene: Scene) -> None:
 
 
 async def limit_range(scene: Scene) -> None:
-    limits = _object("v1", "LimitRange", "small")
+    limits = thing("v1", "LimitRange", "small")
     limits["spec"] = {"limits": [{"type": "Container", "max": {"memory": "1Gi"}}]}
     unmake = await scene.make("limitranges", limits)
     await scene.submit()
@@ -127,7 +130,7 @@ async def admission_denies(scene: Scene) -> None:
 
 
 async def preempted(scene: Scene) -> None:
-    priority = _object("scheduling.k8s.io/v1", "PriorityClass", f"{scene.namespace}-urgent") | {"value": 1000}
+    priority = thing("scheduling.k8s.io/v1", "PriorityClass", f"{scene.namespace}-urgent") | {"value": 1000}
     unmake = await scene.make("", priority, path="/apis/scheduling.k8s.io/v1/priorityclasses")
     try:
         await scene.train()
@@ -135,7 +138,7 @@ async def preempted(scene: Scene) -> None:
         machine = await scene.site.api.get(f"/api/v1/nodes/{pod['spec']['nodeName']}")
         assert machine is not None
         whole = int(machine["status"]["allocatable"]["memory"].removesuffix("Ki")) * 1024
-        urgent = _object("v1", "Pod", "urgent")
+        urgent = thing("v1", "Pod", "urgent")
         urgent["spec"] = {
             "priorityClassName": f"{scene.namespace}-urgent",
             "nodeSelector": {"kubernetes.io/hostname": pod["spec"]["nodeName"]},
@@ -159,8 +162,8 @@ async def preempted(scene: Scene) -> None:
 
 async def disruption_budget(scene: Scene) -> None:
     await scene.train()
-    budget = _object("policy/v1", "PodDisruptionBudget", "whole")
-    budget["spec"] = {"maxUnavailable": 0, "selector": {"matchExpressions": [_OURS]}}
+    budget = thing("policy/v1", "PodDisruptionBudget", "whole")
+    budget["spec"] = {"maxUnavailable": 0, "selector": {"matchExpressions": [OURS]}}
     unmake = await scene.make("policy/v1/poddisruptionbudgets", budget)
     machine = await scene.machine()
     await scene.site.api.set_spec(f"/api/v1/nodes/{machine}", unschedulable=True)
@@ -198,7 +201,7 @@ async def topology_spread(scene: Scene) -> None:
         "maxSkew": 1,
         "topologyKey": "kubernetes.io/hostname",
         "whenUnsatisfiable": "DoNotSchedule",
-        "labelSelector": {"matchExpressions": [_OURS]},
+        "labelSelector": {"matchExpressions": [OURS]},
     }
     await scene.train(role={"pod_spec": {"topologySpreadConstraints": [spread]}})
     await scene.strike()
@@ -269,13 +272,10 @@ EVENTS = (
     Event("the release's pods deleted", "undisturbed; repairs afterwards", release_deleted, says="deleted"),
     Event("job changed while pods are created", _REPAIRED, changed_while_created),
     Event("job deleted while pods are created", "ends, nothing left", deleted_while_created),
+    *PEOPLE,
+    *MACHINES,
+    *REFUSALS,
 )
-
-_OURS = {"key": "perdure.dev/uid", "operator": "Exists"}
-
-
-def _object(version: str, kind: str, name: str) -> dict[str, Any]:
-    return {"apiVersion": version, "kind": kind, "metadata": {"name": name}}
 
 
 async def _undisturbed_without(scene: Scene, kill: Callable[[], None], start: Callable[[], None]) -> None:
@@ -296,14 +296,8 @@ async def _node(scene: Scene) -> Node:
     return node
 
 
-async def _condition(site: Site, machine: str, condition: str, wanted: str) -> bool:
-    node = await site.api.get(f"/api/v1/nodes/{machine}")
-    conditions = node["status"].get("conditions", []) if node else []
-    return any(found["type"] == condition and found["status"] == wanted for found in conditions)
-
-
 async def _ready(site: Site, machine: str, wanted: str) -> bool:
-    return await _condition(site, machine, "Ready", wanted)
+    return await has_condition(site, machine, "Ready", wanted)
 
 
 async def _evicted(scene: Scene, machine: str) -> None:
@@ -326,7 +320,7 @@ async def _replaced(scene: Scene, uid: str) -> None:
 async def _denying_pods(scene: Scene) -> AsyncGenerator[None]:
     """Has the API server deny all pods of the namespace, as a policy of an administrator may."""
     group = "/apis/admissionregistration.k8s.io/v1"
-    policy = _object("admissionregistration.k8s.io/v1", "ValidatingAdmissionPolicy", scene.namespace)
+    policy = thing("admissionregistration.k8s.io/v1", "ValidatingAdmissionPolicy", scene.namespace)
     policy["spec"] = {
         "failurePolicy": "Fail",
         "matchConstraints": {
@@ -336,7 +330,7 @@ async def _denying_pods(scene: Scene) -> AsyncGenerator[None]:
         },
         "validations": [{"expression": "false", "message": "no new pods today"}],
     }
-    binding = _object("admissionregistration.k8s.io/v1", "ValidatingAdmissionPolicyBinding", scene.namespace)
+    binding = thing("admissionregistration.k8s.io/v1", "ValidatingAdmissionPolicyBinding", scene.namespace)
     selector = {"matchLabels": {"kubernetes.io/metadata.name": scene.namespace}}
     binding["spec"] = {
         "policyName": scene.namespace,
@@ -354,7 +348,7 @@ async def _denying_pods(scene: Scene) -> AsyncGenerator[None]:
 
 
 async def _denied(scene: Scene) -> bool:
-    pod = _object("v1", "Pod", "probe")
+    pod = thing("v1", "Pod", "probe")
     pod["spec"] = {"containers": [{"name": "probe", "image": BARE_IMAGE}]}
     try:
         await scene.site.api.create(scene.path("pods"), pod, dry_run=True)
@@ -376,7 +370,7 @@ async def _injecting_sidecars(scene: Scene) -> AsyncGenerator[None]:
     await runner.setup()
     port = free_port()
     await web.TCPSite(runner, API_ADDRESS, port, ssl_context=tls).start()
-    webhook = _object("admissionregistration.k8s.io/v1", "MutatingWebhookConfiguration", scene.namespace)
+    webhook = thing("admissionregistration.k8s.io/v1", "MutatingWebhookConfiguration", scene.namespace)
     webhook["webhooks"] = [
         {
             "name": "mesh.oncall.example",

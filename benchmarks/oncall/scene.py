@@ -239,6 +239,15 @@ class Scene:
         """Returns the newest pod of a node."""
         return (await eventually(lambda: self.pods(rank), seconds=60, otherwise=f"node {rank} has no pod"))[-1]
 
+    async def newer_pod(self, former: Object, rank: int = 1) -> Object:
+        """Returns the pod of a node that has come after this one."""
+
+        async def newer() -> Object | None:
+            pods = await self.pods(rank)
+            return pods[-1] if pods and pods[-1]["metadata"]["uid"] != former["metadata"]["uid"] else None
+
+        return await eventually(newer, seconds=120, otherwise=f"node {rank} has no other pod", pause=0.2)
+
     async def delete_pod(self, rank: int = 1) -> None:
         await self.site.api.delete(f"{self.path('pods')}/{(await self.pod(rank))['metadata']['name']}")
 

@@ -15,6 +15,7 @@ from scripts.cluster.processes import Processes, await_that
 SERVER = f"https://{API_ADDRESS}:443"
 _LOOPBACK = "127.213.0.1"
 """A loopback address on which no other etcd listens."""
+ETCD = f"http://{_LOOPBACK}:2379"
 _CONTROLLERS = ("kube-controller-manager", "kube-scheduler")
 CONTROL_PLANE = ("kube-apiserver", "etcd", *_CONTROLLERS)
 """The names of the processes that a cluster's control plane consists of; KWOK only simulates nodes."""
@@ -61,7 +62,7 @@ class ControlPlane:
             "kube-apiserver",
             [
                 self._programs["kube-apiserver"],
-                *("--etcd-servers", f"http://{_LOOPBACK}:2379"),
+                *("--etcd-servers", ETCD),
                 *("--bind-address", API_ADDRESS, "--advertise-address", API_ADDRESS, "--secure-port", "443"),
                 *("--tls-cert-file", pki / "apiserver.crt", "--tls-private-key-file", pki / "apiserver.key"),
                 *("--client-ca-file", self._certificates.authority),
@@ -102,7 +103,7 @@ class ControlPlane:
             return None
 
     def _start_etcd(self) -> None:
-        client, peer = f"http://{_LOOPBACK}:2379", f"http://{_LOOPBACK}:2380"
+        client, peer = ETCD, f"http://{_LOOPBACK}:2380"
         self._processes.start(
             "etcd",
             [

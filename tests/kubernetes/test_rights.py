@@ -16,10 +16,14 @@ from temporalio.client import Client as TemporalClient
 from perdure.activities.nodes.backend import NodeNotYet, NodeRefused
 from perdure.activities.nodes.kubernetes import KubernetesBackend, KubernetesSettings
 from perdure.activities.nodes.kubernetes.site_policy import SitePolicy
-from perdure.base.kubernetes import KubernetesApi
+from perdure.base.kubernetes import KubernetesApi, core_path
 from perdure.client.client import Client
 from perdure.contract import GroupRef, NodeEventKind, NodeResize, WorkdirRequest
+from perdure.gateway.callers import ApiTokenReviewer, Unauthenticated
+from perdure.gateway.serve import KEYRING_SECRET, _keyring
 from perdure.operator.operator import Operator
+from perdure.page import access
+from perdure.page.users import ClusterUsers, User
 from perdure.spec.data import WorkdirArchive
 from perdure.spec.job import Backend
 from scripts.cluster.cluster import Cluster
@@ -145,6 +149,41 @@ async def test_an_operator_uses_each_of_its_rights_and_no_other(
             await api.close()
         assert sorted(used - rights.granted("operator")) == [], "missing in the chart"
         assert sorted(rights.granted("operator") - used) == [], "needed by nothing"
+
+
+async def test_gateways_and_the_page_use_each_of_their_rights_and_no_other(
+    own_cluster: Cluster, helm: Path, job: PodJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values = {"page": {"enabled": True, "url": "https://perdure.example"}}
+    uses = {"keyring": has_keyring, "gateway": reviews_pods, "page": reviews_users}
+    async with chart_rights(helm, own_cluster, job.api, job.namespace, site=job.namespace, **values) as rights:
+        for part, use in uses.items():
+            kubeconfig = str(rights.kubeconfig(part))
+            with recorded(monkeypatch, kubeconfig) as used:
+                api = await KubernetesApi.connect(kubeconfig)
+                await use(api, job)
+                await api.close()
+            assert sorted(used - rights.granted(part)) == [], f"missing in the chart for the {part}"
+            assert sorted(rights.granted(part) - used) == [], f"needed by nothing of the {part}"
+
+
+async def has_keyring(api: KubernetesApi, job: PodJob) -> None:
+    # The first one makes it, and others read it.
+    made = await _keyring(api, job.namespace, KEYRING_SECRET)
+    assert (await _keyring(api, job.namespace, KEYRING_SECRET)).signing_keys == made.signing_keys
+
+
+async def reviews_pods(api: KubernetesApi, job: PodJob) -> None:
+    await job.api.delete(f"{core_path(job.namespace, 'secrets')}/{KEYRING_SECRET}")
+    await has_keyring(api, job)
+    with pytest.raises(Unauthenticated):
+        await ApiTokenReviewer(api).pod_of("made-up")
+
+
+async def reviews_users(api: KubernetesApi, job: PodJob) -> None:
+    users = ClusterUsers(api)
+    assert await users.user_of("made-up") is None
+    assert not await users.may(User("nobody", "", ()), access.Right.READ, job.namespace)
 
 
 async def lives(resources: Resources, plans: Plans) -> None:
