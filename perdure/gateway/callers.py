@@ -44,6 +44,8 @@ heartbeats."""
 _INVALID_SECONDS: Final = 5.0
 _TOLD_EVERY: Final = 60.0
 """Seconds between two lines of the log about one outage: each call of each agent meets it."""
+_ASKED_WITHIN: Final = 300.0
+"""Seconds after a review has begun in which a missing answer is told: without agents that call nothing is missing."""
 _REMEMBERED: Final = 20_000
 """Reviews and grants kept; each takes about 1 KB."""
 
@@ -142,12 +144,16 @@ class Callers:
         self._strangers = Limits(STRANGERS)
         self._under_review: dict[bytes, asyncio.Task[_Review]] = {}
         self._unanswered_since: float | None = None
+        self._asked_at = -math.inf
         self._told_at = -math.inf
 
     @property
     def silence(self) -> float:
         """The seconds for which the API server has answered no review, although it was asked; 0 if none is due."""
-        return 0.0 if self._unanswered_since is None else time.monotonic() - self._unanswered_since
+        now = time.monotonic()
+        if self._unanswered_since is None or now - self._asked_at >= _ASKED_WITHIN:
+            return 0.0
+        return now - self._unanswered_since
 
     def grant(self, headers: Mapping[str, str]) -> Grant:
         """Returns the grant that a call carries. The caller is not authenticated yet.
@@ -222,8 +228,9 @@ class Callers:
         return task
 
     async def _review(self, digest: bytes, token: str) -> _Review:
+        self._asked_at = time.monotonic()
         if self._unanswered_since is None:
-            self._unanswered_since = time.monotonic()
+            self._unanswered_since = self._asked_at
         try:
             pod, reason = await self._reviewer.pod_of(token), ""
         except Unauthenticated as error:

@@ -340,6 +340,9 @@ async def test_while_the_api_server_is_away_known_agents_are_served(
     before = silence()
     assert (await site.describe(workflows.job.id, *new))[0] is grpc.StatusCode.UNAVAILABLE
     assert silence() > before, "it counts from the first review that was not answered"
+    with monkeypatch.context() as later:
+        later.setattr("perdure.gateway.callers._ASKED_WITHIN", 0.0)
+        assert silence() == 0, "no agent has called for long"
     monkeypatch.setattr("perdure.gateway.callers._STALE_SECONDS", 0.0)
     assert (await site.describe(workflows.job.id, *other))[0] is grpc.StatusCode.UNAVAILABLE
     site.reviewer.away = False
