@@ -93,7 +93,8 @@ def dismiss_surplus(state: RoleInJob, job: JobSpec, now: datetime) -> RoleInJob:
 
 def dismiss_idle_surplus(state: RoleInJob, job: JobSpec, now: datetime) -> RoleInJob:
     """Ends the nodes for which the job has no place any more, and which are in no world that trains."""
-    for node in list(state.nodes.values()):
-        if node.rank >= state.nodes_max and node.alive and (state.between_stages or not state.is_member(node)):
+    places = state.nodes_max
+    for node in [node for rank, node in state.nodes.items() if rank >= places]:
+        if node.alive and (state.between_stages or not state.is_member(node)):
             state = succession.dismiss(state, node, job, now, phase=NodePhase.REMOVED, reason="scaled down")
     return state
