@@ -14,7 +14,7 @@ from aiohttp import web
 
 from benchmarks.kubernetes.site import eventually
 from benchmarks.recovery.processes import TrialFailed, free_port
-from perdure.base.kubernetes import KubernetesError
+from perdure.base.kubernetes_errors import KubernetesError
 from scripts.cluster.images import BARE_IMAGE
 from scripts.cluster.machine import API_ADDRESS
 from scripts.cluster.node import Node

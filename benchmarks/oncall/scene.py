@@ -21,7 +21,8 @@ from benchmarks.recovery.processes import TrialFailed
 from benchmarks.recovery.processes import eventually as eventually_seen
 from benchmarks.recovery.steps import StepLog, find_world
 from perdure.base.errors import PerdureError
-from perdure.base.kubernetes import KubernetesError, Object
+from perdure.base.kubernetes import Object
+from perdure.base.kubernetes_errors import KubernetesError
 from perdure.client.client import Client
 from perdure.contract import EvidenceSource, IncidentView, JobStatus
 from perdure.operator.resource import GROUP, KIND, VERSION, TrainingJobResource, collection

@@ -15,7 +15,7 @@ import logging
 import os
 import random
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Self, cast
 from urllib.request import getproxies
@@ -31,6 +31,7 @@ from pydantic_core import from_json
 
 from perdure.base.backoff import Backoff
 from perdure.base.kubernetes_credentials import Credentials
+from perdure.base.kubernetes_errors import Absent, KubernetesError, error_of
 
 logger = logging.getLogger(__name__)
 
@@ -62,63 +63,6 @@ _PATH = re.compile(r"(/[A-Za-z0-9][-A-Za-z0-9._:]*)+")
 """Paths of the API. Names in them come from requests: none may lead to another object, as `..` and `?` would."""
 TRANSIENT = (aiohttp.ClientError, TimeoutError, ConnectionError)
 """Errors of the connection to the API server: the same request may succeed later."""
-
-
-class KubernetesError(Exception):
-    """The API server refused a request."""
-
-    def __init__(
-        self,
-        status: int,
-        reason: str,
-        message: str,
-        headers: Mapping[str, str] | None = None,
-        *,
-        causes: Iterable[str] = (),
-        fields: Iterable[str] = (),
-    ) -> None:
-        super().__init__(f"{message or reason} ({status})")
-        self.status = status
-        """The HTTP status."""
-        self.reason = reason
-        """The machine-readable reason, such as `AlreadyExists`."""
-        self.message = message
-        self.headers = headers or {}
-        self.causes = frozenset(causes)
-        """Machine-readable details of the reason, such as `NamespaceTerminating` of a `Forbidden`."""
-        self.fields = frozenset(fields)
-        """Paths of the object's fields that are invalid."""
-
-    @property
-    def transient(self) -> bool:
-        """Whether the same request may succeed later."""
-        return self.status == 429 or self.status >= 500
-
-    @property
-    def invalid(self) -> bool:
-        """Whether the object is wrong by itself: no rule, quota or permission of the cluster must change for this
-        answer, only the object. Admission policies and webhooks may answer with the same statuses: policies name no
-        field, and the server names the webhook first."""
-        if self.message.startswith("admission webhook"):
-            return False
-        return self.status == 400 or (self.status == 422 and bool(self.fields))
-
-    @property
-    def denied(self) -> bool:
-        """Whether a permission or an admission rule denies the request, which an administrator may change."""
-        return self.status in (400, 401, 403, 422) and not self.invalid
-
-    @property
-    def quota_exceeded(self) -> bool:
-        """Whether a quota refuses the request; it may succeed when another pod ends."""
-        return self.status == 403 and "exceeded quota" in self.message
-
-    @property
-    def unauthorized(self) -> bool:
-        """Whether the caller lacks the right, or seems to: while an API server starts, it also refuses authorized
-        callers until it has read the cluster's roles and accounts."""
-        admission = self.quota_exceeded or "NamespaceTerminating" in self.causes
-        return self.status in (401, 403) and not admission
 
 
 @dataclass(frozen=True)
@@ -223,7 +167,7 @@ class KubernetesApi:
         """
         try:
             return await self._request("GET", path, insist=insist)
-        except _Absent:
+        except Absent:
             return None
 
     async def list(
@@ -284,7 +228,7 @@ class KubernetesApi:
         try:
             query = {"dryRun": "All"} if dry_run else {}
             return await self._request("PATCH", path, query=query, content=content, content_type=kind, insist=insist)
-        except _Absent:
+        except Absent:
             return None
 
     async def delete(self, path: str, *, grace: int | None = None, uid: str = "") -> Object | None:
@@ -305,7 +249,7 @@ class KubernetesApi:
             content["preconditions"] = {"uid": uid}
         try:
             return await self._request("DELETE", path, content=content)
-        except _Absent:
+        except Absent:
             return None
 
     async def follow(
@@ -422,7 +366,7 @@ class KubernetesApi:
             async for line in _lines(response):
                 event = from_json(line)
                 if event["type"] == "ERROR":
-                    raise _error(event["object"])
+                    raise error_of(event["object"])
                 contact(None)
                 yield event["type"], event["object"]
         finally:
@@ -489,7 +433,7 @@ class KubernetesApi:
                 status = json.loads(text)
             except ValueError:
                 status = {"code": response.status, "message": text.strip()[:500]}
-            raise _error({"code": response.status, **status}, response.headers)
+            raise error_of({"code": response.status, **status}, response.headers)
         return response
 
 
@@ -513,21 +457,3 @@ async def _lines(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
         *lines, rest = (rest + chunk).split(b"\n")
         for line in lines:
             yield line
-
-
-class _Absent(KubernetesError):
-    """The object does not exist."""
-
-
-def _error(status: Mapping[str, Any], headers: Mapping[str, str] | None = None) -> KubernetesError:
-    kind = _Absent if status.get("code") == 404 else KubernetesError
-    details: Mapping[str, Any] = status.get("details") or {}
-    causes: list[Mapping[str, str]] = details.get("causes") or []
-    return kind(
-        int(status.get("code", 500)),
-        status.get("reason", ""),
-        status.get("message", ""),
-        headers,
-        causes=[cause.get("reason", "") for cause in causes],
-        fields=[cause["field"] for cause in causes if cause.get("field")],
-    )

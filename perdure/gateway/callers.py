@@ -23,7 +23,8 @@ from pydantic import SecretBytes
 from perdure.base.credentials.grants import Grant, NotGranted, PodName
 from perdure.base.credentials.names import AUDIENCE, GRANT_HEADER, TOKEN_HEADER
 from perdure.base.credentials.tickets import digest_of
-from perdure.base.kubernetes import KubernetesApi, KubernetesError
+from perdure.base.kubernetes import KubernetesApi
+from perdure.base.kubernetes_errors import KubernetesError
 from perdure.gateway.limits import STRANGERS, Limits
 from perdure.gateway.lru_cache import LruCache
 

@@ -18,7 +18,8 @@ from perdure.activities.nodes.kubernetes.settings import own_namespace
 from perdure.base.credentials.keyring import AUTHORITY, AUTHORITY_KEY, SIGNING_KEYS, Keyring, KeyringInvalid
 from perdure.base.errors import Refused
 from perdure.base.files import write_private_file
-from perdure.base.kubernetes import KubernetesApi, KubernetesError, Object, core_path
+from perdure.base.kubernetes import KubernetesApi, Object, core_path
+from perdure.base.kubernetes_errors import KubernetesError
 from perdure.base.services import health_endpoint
 from perdure.client.connection import connect, find_endpoint, payload_encryption
 from perdure.gateway.callers import ApiTokenReviewer, Callers, NoTokenReviewer

@@ -16,7 +16,7 @@ from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import Final
 
-from perdure.base.kubernetes import KubernetesError
+from perdure.base.kubernetes_errors import KubernetesError
 from perdure.operator.resource import PLURAL
 
 logger = logging.getLogger("perdure.operator")

@@ -10,7 +10,8 @@ import logging
 from datetime import datetime
 from typing import Final
 
-from perdure.base.kubernetes import KubernetesApi, KubernetesError
+from perdure.base.kubernetes import KubernetesApi
+from perdure.base.kubernetes_errors import KubernetesError
 from perdure.operator.resource import GROUP, PLURAL, TrainingJobResource
 
 logger = logging.getLogger("perdure.operator")

@@ -14,7 +14,8 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from perdure.base.kubernetes import TRANSIENT, KubernetesApi, KubernetesError, core_path
+from perdure.base.kubernetes import TRANSIENT, KubernetesApi, core_path
+from perdure.base.kubernetes_errors import KubernetesError
 from perdure.base.words import count
 from perdure.contract import JobPhase
 from perdure.operator.resource import GROUP, KIND, VERSION, Metadata, TrainingJobResource

@@ -14,7 +14,8 @@ from pydantic import ValidationError
 
 from perdure.base.backoff import Backoff
 from perdure.base.errors import PerdureError
-from perdure.base.kubernetes import TRANSIENT, Change, Changed, KubernetesApi, KubernetesError, Listed, Removed
+from perdure.base.kubernetes import TRANSIENT, Change, Changed, KubernetesApi, Listed, Removed
+from perdure.base.kubernetes_errors import KubernetesError
 from perdure.client.client import Client
 from perdure.operator.coverage import EVERYWHERE, Coverage
 from perdure.operator.metrics import OperatorMetrics

@@ -14,7 +14,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from perdure.base.kubernetes import KubernetesApi, KubernetesError
+from perdure.base.kubernetes import KubernetesApi
+from perdure.base.kubernetes_errors import KubernetesError
 from perdure.operator.ownership import Ownership
 from perdure.operator.references import Kind, Reference, references
 from perdure.operator.resource import Owner, TrainingJobResource

@@ -14,7 +14,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from perdure.base.errors import JobAlreadyRunning, PerdureError, Refused
-from perdure.base.kubernetes import KubernetesApi, KubernetesError
+from perdure.base.kubernetes import KubernetesApi
+from perdure.base.kubernetes_errors import KubernetesError
 from perdure.contract import JobPhase, JobStatus, RoleStatus
 from perdure.operator import status as statuses
 from perdure.operator.changes import refusal_of_changes

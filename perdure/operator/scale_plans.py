@@ -21,7 +21,8 @@ from pydantic import Field, JsonValue, TypeAdapter, ValidationError
 
 from perdure.base.backoff import Backoff
 from perdure.base.errors import NotPermitted, PerdureError, Refused
-from perdure.base.kubernetes import TRANSIENT, Change, Changed, KubernetesApi, KubernetesError, Listed, Removed
+from perdure.base.kubernetes import TRANSIENT, Change, Changed, KubernetesApi, Listed, Removed
+from perdure.base.kubernetes_errors import KubernetesError
 from perdure.client.client import Client
 from perdure.client.scale_plans import PlanRequest, describe, translate
 from perdure.contract import RelaunchRequest, ScaleRequest

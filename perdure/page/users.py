@@ -20,7 +20,8 @@ import aiohttp
 from aiohttp import web
 
 from perdure.base.errors import PerdureError
-from perdure.base.kubernetes import KubernetesApi, KubernetesError
+from perdure.base.kubernetes import KubernetesApi
+from perdure.base.kubernetes_errors import KubernetesError
 from perdure.gateway.limits import NEWCOMERS, Limits, TooMany, network_of
 from perdure.gateway.lru_cache import LruCache
 from perdure.page import render

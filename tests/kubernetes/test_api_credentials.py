@@ -23,7 +23,8 @@ from kubernetes.aio.utils import Backoff
 
 from perdure.base import kubernetes as api_module
 from perdure.base import kubernetes_credentials as credentials_module
-from perdure.base.kubernetes import KubernetesApi, KubernetesError
+from perdure.base.kubernetes import KubernetesApi
+from perdure.base.kubernetes_errors import KubernetesError
 from tests.support.played_api import played_server, refusal
 from tests.support.ports import free_port
 

@@ -16,7 +16,8 @@ from aiohttp import web
 from kubernetes.aio.utils import Backoff
 
 from perdure.base import kubernetes as api_module
-from perdure.base.kubernetes import Changed, KubernetesApi, KubernetesError, Listed
+from perdure.base.kubernetes import Changed, KubernetesApi, Listed
+from perdure.base.kubernetes_errors import KubernetesError
 from tests.support.played_api import played_api, refusal
 from tests.support.waiting import DEADLINE
 

@@ -14,7 +14,8 @@ import pytest
 
 from perdure.activities.nodes.backend import NodeNotYet, RemovalDenied
 from perdure.activities.nodes.kubernetes.leftovers import keep_tidy
-from perdure.base.kubernetes import KubernetesApi, KubernetesError
+from perdure.base.kubernetes import KubernetesApi
+from perdure.base.kubernetes_errors import KubernetesError
 from perdure.contract import JobPhase
 from scripts.cluster.cluster import Cluster
 from scripts.cluster.host_programs import with_host_programs

@@ -19,7 +19,7 @@ import yaml
 from perdure.activities.nodes.backend import NodeNotYet, NodeRefused
 from perdure.activities.nodes.kubernetes.gangs import adapter_of
 from perdure.activities.nodes.kubernetes.site_policy import ORDINARY_FIELDS, SitePolicy
-from perdure.base.kubernetes import KubernetesError
+from perdure.base.kubernetes_errors import KubernetesError
 from perdure.contract import FailureClass, JobPhase, NodeEventKind, NodePhase
 from scripts.cluster.cluster import Cluster
 from scripts.cluster.host_programs import SITE_POLICY

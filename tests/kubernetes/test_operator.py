@@ -20,7 +20,8 @@ import yaml
 from temporalio.client import Client as TemporalClient
 
 from perdure.activities.nodes.local.backend import LocalBackend
-from perdure.base.kubernetes import Changed, KubernetesApi, KubernetesError, Listed, Removed
+from perdure.base.kubernetes import Changed, KubernetesApi, Listed, Removed
+from perdure.base.kubernetes_errors import KubernetesError
 from perdure.client.client import Client
 from perdure.contract import JobPhase
 from perdure.contract.names import job_workflow_id

@@ -13,7 +13,8 @@ import pytest
 import yaml
 from temporalio.client import Client as TemporalClient
 
-from perdure.base.kubernetes import KubernetesApi, KubernetesError
+from perdure.base.kubernetes import KubernetesApi
+from perdure.base.kubernetes_errors import KubernetesError
 from perdure.client.client import Client
 from perdure.contract import JobPhase
 from perdure.operator.definition import PATH

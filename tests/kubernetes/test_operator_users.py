@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from temporalio.client import Client as TemporalClient
 
-from perdure.base.kubernetes import KubernetesApi, KubernetesError
+from perdure.base.kubernetes import KubernetesApi
+from perdure.base.kubernetes_errors import KubernetesError
 from perdure.operator.resource import collection
 from scripts.cluster.cluster import Cluster
 from tests.kubernetes.chart import rendered

@@ -10,7 +10,7 @@ from aiohttp import web
 
 from perdure.activities.nodes.backend import NodeNotYet
 from perdure.activities.nodes.kubernetes.admission import alterations, is_of_others, keep_findable
-from perdure.base.kubernetes import KubernetesError
+from perdure.base.kubernetes_errors import KubernetesError
 from tests.support.played_api import played_api
 
 OWNER = {"apiVersion": "v1", "kind": "ConfigMap", "name": "job", "uid": "anchor"}

@@ -13,7 +13,7 @@ from perdure.activities.nodes.kubernetes.backend import refuse
 from perdure.activities.nodes.kubernetes.facts import WAITING, event_of, is_repeated, machine_is_silent
 from perdure.activities.nodes.kubernetes.objects import Pod
 from perdure.activities.nodes.kubernetes.pod import INCARNATION, RANK
-from perdure.base.kubernetes import KubernetesError
+from perdure.base.kubernetes_errors import KubernetesError
 from perdure.contract import LossCause, NodeEvent, NodeEventKind
 from tests.kubernetes.test_pod_manifest import request
 

@@ -16,7 +16,8 @@ from perdure.activities.nodes.kubernetes import room as room_module
 from perdure.activities.nodes.kubernetes.merge import merge
 from perdure.activities.nodes.kubernetes.room import LEDGER, Room
 from perdure.activities.nodes.kubernetes.site_policy import SitePolicy
-from perdure.base.kubernetes import KubernetesApi, KubernetesError
+from perdure.base.kubernetes import KubernetesApi
+from perdure.base.kubernetes_errors import KubernetesError
 from tests.support.played_api import played_api, refusal
 
 PODS = "/api/v1/namespaces/nlp/pods"

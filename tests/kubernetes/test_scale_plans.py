@@ -13,7 +13,8 @@ import pytest
 import yaml
 from temporalio.client import Client as TemporalClient
 
-from perdure.base.kubernetes import KubernetesError, Listed
+from perdure.base.kubernetes import Listed
+from perdure.base.kubernetes_errors import KubernetesError
 from perdure.client.client import Client
 from perdure.operator.resource import SCALED_ROLES
 from perdure.operator.scale_plans import REQUESTS, collection

@@ -10,7 +10,7 @@ from aiohttp import web
 from kubernetes.aio.utils import Backoff
 
 from perdure.base import kubernetes as api_module
-from perdure.base.kubernetes import KubernetesError
+from perdure.base.kubernetes_errors import KubernetesError
 from perdure.operator.crd import custom_resource_definition
 from perdure.operator.definition import PATH, Definition
 from perdure.operator.resource import TrainingJobResource

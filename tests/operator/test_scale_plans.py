@@ -12,7 +12,8 @@ from typing import Any, cast
 import pytest
 
 from perdure.base.errors import ControlPlaneUnreachable, Refused
-from perdure.base.kubernetes import Change, KubernetesError, Listed, Removed
+from perdure.base.kubernetes import Change, Listed, Removed
+from perdure.base.kubernetes_errors import KubernetesError
 from perdure.contract import Accepted, RelaunchRequest, ScaleRequest
 from perdure.operator import scale_plans
 from perdure.operator.resource import SCALED_ROLES, TrainingJobResource

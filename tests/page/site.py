@@ -9,7 +9,8 @@ from typing import Any, cast
 import aiohttp
 from aiohttp import web
 
-from perdure.base.kubernetes import KubernetesApi, KubernetesError
+from perdure.base.kubernetes import KubernetesApi
+from perdure.base.kubernetes_errors import KubernetesError
 from perdure.page.access import Right
 from perdure.page.server import Pages, application_of
 from perdure.page.users import AUDIENCE, ClusterUsers, SignIn

@@ -15,7 +15,8 @@ from perdure.activities.nodes.backend import NodeNotYet
 from perdure.activities.nodes.kubernetes.naming import LABEL, OURS
 from perdure.activities.nodes.kubernetes.resources import amount
 from perdure.activities.nodes.kubernetes.watch import pods_of
-from perdure.base.kubernetes import KubernetesApi, KubernetesError, Object
+from perdure.base.kubernetes import KubernetesApi, Object
+from perdure.base.kubernetes_errors import KubernetesError
 
 
 async def keep_findable(api: KubernetesApi, requested: Object, made: Object) -> None:

@@ -15,7 +15,8 @@ from perdure.activities.nodes.backend import NodeRefused
 from perdure.activities.nodes.kubernetes.gangs import SharedObject
 from perdure.activities.nodes.kubernetes.naming import JOB, OURS, UID, is_ours, selector
 from perdure.activities.nodes.kubernetes.workdir import adopt, archive_of
-from perdure.base.kubernetes import TRANSIENT, KubernetesApi, KubernetesError, Object, core_path
+from perdure.base.kubernetes import TRANSIENT, KubernetesApi, Object, core_path
+from perdure.base.kubernetes_errors import KubernetesError
 from perdure.contract import NodeRequest
 from perdure.contract.names import run_name
 

@@ -42,7 +42,8 @@ from perdure.activities.nodes.kubernetes.site_policy import violation_of_namespa
 from perdure.activities.nodes.kubernetes.watch import GroupWatch, pods_of
 from perdure.activities.nodes.machines import Machines
 from perdure.activities.runtime import PresetRefused
-from perdure.base.kubernetes import KubernetesApi, KubernetesError
+from perdure.base.kubernetes import KubernetesApi
+from perdure.base.kubernetes_errors import KubernetesError
 from perdure.contract import (
     CreatedNode,
     GroupRef,

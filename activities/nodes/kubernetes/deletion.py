@@ -22,7 +22,8 @@ from perdure.activities.nodes.kubernetes.facts import (
 from perdure.activities.nodes.kubernetes.naming import LEAVING, NAMED, OURS, RANK, ROLE, UID, selector
 from perdure.activities.nodes.kubernetes.objects import Pod
 from perdure.activities.nodes.kubernetes.watch import pods_of
-from perdure.base.kubernetes import Changed, KubernetesApi, KubernetesError, Listed, Removed
+from perdure.base.kubernetes import Changed, KubernetesApi, Listed, Removed
+from perdure.base.kubernetes_errors import KubernetesError
 from perdure.contract import NodeRef
 
 logger = logging.getLogger(__name__)

@@ -20,7 +20,8 @@ from temporalio.service import RPCError, RPCStatusCode
 from perdure.activities.nodes.kubernetes.naming import OURS, UID, selector
 from perdure.agent.job_liveness import JobLiveness, has_groups, query_job_liveness
 from perdure.base.executions import list_executions, quoted
-from perdure.base.kubernetes import TRANSIENT, KubernetesApi, KubernetesError, Object, core_path
+from perdure.base.kubernetes import TRANSIENT, KubernetesApi, Object, core_path
+from perdure.base.kubernetes_errors import KubernetesError
 from perdure.contract.names import TRAINING_JOB, job_workflow_id
 
 logger = logging.getLogger(__name__)

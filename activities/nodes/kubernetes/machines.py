@@ -11,7 +11,8 @@ from perdure.activities.nodes.kubernetes.naming import OURS, ROLE, UID, is_ours
 from perdure.activities.nodes.kubernetes.resources import amount, requests_of
 from perdure.activities.nodes.kubernetes.scheduling import most_telling
 from perdure.activities.nodes.machines import Labels, Machines, MachineSeen, MachinesUnknown, Owner, Use
-from perdure.base.kubernetes import Change, Changed, KubernetesApi, KubernetesError, Listed, Object, Removed
+from perdure.base.kubernetes import Change, Changed, KubernetesApi, Listed, Object, Removed
+from perdure.base.kubernetes_errors import KubernetesError
 
 _NODES: Final = "/api/v1/nodes"
 _PODS: Final = "/api/v1/pods"

@@ -14,7 +14,8 @@ from perdure.activities.nodes.containers import TRAINING
 from perdure.activities.nodes.kubernetes.objects import Pod
 from perdure.activities.nodes.kubernetes.resources import amount
 from perdure.activities.nodes.kubernetes.watch import pods_of
-from perdure.base.kubernetes import Changed, KubernetesApi, KubernetesError, Listed, Removed
+from perdure.base.kubernetes import Changed, KubernetesApi, Listed, Removed
+from perdure.base.kubernetes_errors import KubernetesError
 from perdure.contract import NodeResize
 from perdure.spec.quantities import quantity_of_bytes
 

@@ -25,7 +25,8 @@ from perdure.activities.nodes.backend import NodeNotYet
 from perdure.activities.nodes.kubernetes.naming import OURS, RANK, selector
 from perdure.activities.nodes.kubernetes.resources import requests_of
 from perdure.activities.nodes.kubernetes.site_policy import SitePolicy, matches
-from perdure.base.kubernetes import TRANSIENT, KubernetesApi, KubernetesError, Object, core_path
+from perdure.base.kubernetes import TRANSIENT, KubernetesApi, Object, core_path
+from perdure.base.kubernetes_errors import KubernetesError
 from perdure.base.words import count
 
 LEDGER: Final = "perdure-limits"

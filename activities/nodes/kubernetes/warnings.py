@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 from perdure.activities.nodes.kubernetes.facts import is_unexplained
 from perdure.activities.nodes.kubernetes.objects import Pod, PodEvent
-from perdure.base.kubernetes import TRANSIENT, KubernetesApi, KubernetesError, core_path
+from perdure.base.kubernetes import TRANSIENT, KubernetesApi, core_path
+from perdure.base.kubernetes_errors import KubernetesError
 
 logger = logging.getLogger(__name__)
 

@@ -19,7 +19,8 @@ from perdure.activities.nodes.kubernetes.facts import event_of, is_repeated, pro
 from perdure.activities.nodes.kubernetes.naming import GROUP, OURS, ROLE, UID, selector
 from perdure.activities.nodes.kubernetes.objects import OwnerReference, Pod
 from perdure.activities.nodes.kubernetes.warnings import Warnings
-from perdure.base.kubernetes import TRANSIENT, Change, Changed, KubernetesApi, KubernetesError, Listed, Removed
+from perdure.base.kubernetes import TRANSIENT, Change, Changed, KubernetesApi, Listed, Removed
+from perdure.base.kubernetes_errors import KubernetesError
 from perdure.contract import NodeEvent, NodeEventKind, WatchRequest
 from perdure.contract.names import run_name
 

@@ -13,7 +13,8 @@ from typing import Any
 
 from perdure.activities.nodes.backend import NodeRefused
 from perdure.activities.nodes.kubernetes.naming import OURS, is_ours
-from perdure.base.kubernetes import KubernetesApi, KubernetesError, Object, core_path
+from perdure.base.kubernetes import KubernetesApi, Object, core_path
+from perdure.base.kubernetes_errors import KubernetesError
 from perdure.contract import WorkdirRequest
 from perdure.spec.data import WorkdirArchive
 from perdure.spec.job import JobSpec

@@ -10,7 +10,8 @@ import pytest
 
 from perdure.activities.nodes.backend import NodeRefused
 from perdure.activities.nodes.kubernetes import KubernetesBackend
-from perdure.base.kubernetes import KubernetesError, Object
+from perdure.base.kubernetes import Object
+from perdure.base.kubernetes_errors import KubernetesError
 from perdure.contract import GroupRef, NodeEvent, WorkdirRequest
 from perdure.spec.data import Workdir, WorkdirArchive
 from perdure.spec.job import Backend

@@ -8,7 +8,7 @@ from contextlib import aclosing
 import pytest
 
 from perdure.activities.nodes.kubernetes.site_policy import SitePolicy
-from perdure.base.kubernetes import KubernetesError
+from perdure.base.kubernetes_errors import KubernetesError
 from perdure.contract import JobPhase
 from tests.kubernetes.pods import PodJob, TestCluster
 from tests.kubernetes.site import perdure

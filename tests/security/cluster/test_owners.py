@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 from temporalio.client import Client as TemporalClient
 
-from perdure.base.kubernetes import KubernetesApi, KubernetesError
+from perdure.base.kubernetes import KubernetesApi
+from perdure.base.kubernetes_errors import KubernetesError
 from perdure.client.client import Client
 from perdure.operator.resource import TrainingJobResource, collection
 from scripts.cluster.cluster import Cluster
