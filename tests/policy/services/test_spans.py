@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from perdure.workflows.policy.services.spans import Spans, difference, intersection, overlaps, size, union
@@ -28,5 +28,6 @@ def test_they_behave_as_sets_of_numbers(one: frozenset[int], other: frozenset[in
 
 
 @given(numbers, st.integers(0, 40), st.integers(0, 40))
+@example(frozenset({3, 4, 5}), 4, 4)
 def test_a_span_overlaps_a_set_that_has_one_of_its_numbers(one: frozenset[int], first: int, end: int):
     assert overlaps((first, end), spans(one)) is bool(one.intersection(range(first, end)))

@@ -44,6 +44,7 @@ def test_a_finished_world_lets_torchruns_leave_and_the_job_goes_on_until_the_com
     job.command_ended(0)
     assert job.state.outcome is None
     assert job.state.reason == "torchrun 1 has finished; commands: 1 at work, 1 ended with 0"
+    assert "for the command of node 1 to end" in next_action(job.state, job.job)
     job.command_ended(1)
     assert job.state.outcome is not None
     assert job.state.outcome.phase is JobPhase.SUCCEEDED
