@@ -23,6 +23,7 @@ from perdure_launcher.rendezvous.store import WorldStore
 from perdure_launcher.state import RendezvousState, StateFile
 from perdure_launcher.system.ports import PortPool
 from perdure_training.node_api.bodies import RankExit, World
+from tests.support.ports import free_ports
 
 WORLD = World(
     generation=3,
@@ -105,9 +106,7 @@ def test_no_other_process_gets_reserved_ports() -> None:
 
 
 def test_the_ports_after_a_worlds_are_left_to_its_ranks() -> None:
-    [start] = PortPool("127.0.0.1", listening=False, size=1).numbers
-    allowed = range(start + 100, start + 108)
-    pool = PortPool("127.0.0.1", listening=False, allowed=allowed)
+    pool = PortPool("127.0.0.1", listening=False, allowed=free_ports(8))
     world = pool.numbers[0]
     pool.take(world).close()
     pool.keep_clear_of(world)
@@ -136,10 +135,10 @@ def test_an_address_that_is_not_ours_is_listened_for_on_all(address: str, host: 
 
 @pytest.mark.parametrize("listening", [True, False])
 def test_ports_of_a_range_come_round_after_all_the_others(listening: bool) -> None:
-    allowed = range(21000, 21040)
-    with socket.create_server(("127.0.0.1", 21003)):
+    allowed = free_ports(40)
+    with socket.create_server(("127.0.0.1", allowed[3])):
         pool = PortPool("127.0.0.1", listening=listening, allowed=allowed, start=40 * 7 + 38)
-        assert pool.numbers == [21035, 21039, 21000, 21004, 21008, 21012, 21016, 21020]
+        assert pool.numbers == [allowed[index] for index in (35, 39, 0, 4, 8, 12, 16, 20)]
         neighbour = PortPool("127.0.0.1", listening=listening, allowed=allowed)
         assert set(neighbour.numbers).isdisjoint(pool.numbers)
         neighbour.close()
@@ -148,29 +147,29 @@ def test_ports_of_a_range_come_round_after_all_the_others(listening: bool) -> No
             used.append(pool.numbers[0])
             pool.take(used[-1]).close()
             pool.replenish()
-        assert sorted(used) == [port for port in allowed if port != 21003]
+        assert sorted(used) == [port for port in allowed if port != allowed[3]]
         pool.close()
 
 
 def test_the_ports_after_that_of_a_world_are_left_to_its_script() -> None:
-    pool = PortPool("127.0.0.1", listening=True, allowed=range(21200, 21240))
+    pool = PortPool("127.0.0.1", listening=True, allowed=free_ports(40))
     for port in range(pool.numbers[0] + 1, pool.numbers[0] + 4):
         socket.create_server(("127.0.0.1", port)).close()
     pool.close()
 
 
 def test_a_range_without_a_free_port_names_its_knob() -> None:
-    allowed = range(21100, 21102)
+    allowed = free_ports(2)
     servers = [socket.create_server(("127.0.0.1", port)) for port in allowed]
     pool = PortPool("127.0.0.1", listening=True, allowed=allowed)
     assert (pool.numbers, pool.problem.split(";")[0]) == (
         [],
-        "none of the ports 21100-21101 is free for the world's store (Address already in use)",
+        f"none of the ports {allowed[0]}-{allowed[1]} is free for the world's store (Address already in use)",
     )
     assert "network.store_ports" in pool.problem
     servers[1].close()
     pool.replenish()
-    assert (pool.numbers, pool.problem) == ([21101], "")
+    assert (pool.numbers, pool.problem) == ([allowed[1]], "")
     servers[0].close()
     pool.close()
 

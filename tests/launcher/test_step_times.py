@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 from collections import deque
@@ -25,6 +24,7 @@ from perdure_launcher.rank_plugins.step_times import (
     usual_pace,
 )
 from perdure_training.node_api.progress_file import COUNTED, ProgressFile, StepTimes, progress_path, read_progress
+from tests.support.ports import free_port
 
 MS = 10**6
 
@@ -293,8 +293,7 @@ distributed.destroy_process_group()
 
 @pytest.mark.long("launchers")
 def test_the_rank_that_computes_longer_is_seen_to(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     common = {
         **os.environ,
         "PYTHONPATH": str(inject(tmp_path)),

@@ -34,6 +34,21 @@ def free_port() -> int:
     raise OSError("all ports of this process are in use")
 
 
+def free_ports(count: int) -> range:
+    """Returns ports in a row, each as by `free_port`.
+
+    Raises:
+        OSError: if the block has no such row.
+    """
+    first = last = free_port()
+    for _ in range(_BLOCK):
+        if last - first + 1 == count:
+            return range(first, last + 1)
+        port = free_port()
+        first, last = first if port == last + 1 else port, port
+    raise OSError(f"no {count} ports in a row are free")
+
+
 @cache
 def _ports(process: int) -> Iterator[int]:
     """Yields the ports of the block, over and over; a forked process has a block of its own."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import socket
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
@@ -13,6 +12,7 @@ import pytest
 from perdure_training.events import EventEmitter, to_collector
 from perdure_training.events.otlp import OtlpSettings
 from tests.support.collector import Collector, attributes, collecting
+from tests.support.ports import free_port
 from tests.training.events.collected import run
 
 SOON = timedelta(seconds=60)
@@ -133,9 +133,7 @@ def test_a_redirect_is_not_followed_with_the_credential(collector: Collector):
 
 
 def test_no_collector_loses_what_is_counted():
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    made = exporter({"OTEL_EXPORTER_OTLP_LOGS_ENDPOINT": f"http://u:swordfish@127.0.0.1:{port}/v1/logs"})
+    made = exporter({"OTEL_EXPORTER_OTLP_LOGS_ENDPOINT": f"http://u:swordfish@127.0.0.1:{free_port()}/v1/logs"})
     EventEmitter("mine", made).instant("x")
     assert made.flush(SOON)
     assert made.refused == 1
