@@ -156,8 +156,8 @@ class Commits:
         error = attempt.exception()
         if isinstance(error, PartsLost):
             return (
-                f"{url} has lost what was stored: {error}. Find out what else deletes or changes files there, such as "
-                "another job or a rule of the storage"
+                f"{url} lacks what nodes have stored: {error}. Find out whether each node has mounted the same storage "
+                "there, and what else deletes or changes files in it, such as another job or a rule of the storage"
             ), True
         if error is None:
             return "", False

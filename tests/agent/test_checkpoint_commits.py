@@ -117,7 +117,8 @@ def test_a_checkpoint_of_which_something_is_lost_is_not_committed_and_the_loss_n
     agent.commit(stored)
     [problem] = wait_for(lambda: agent.commit_problems, within=WITHIN)
     assert named in problem
-    assert "Find out what else deletes or changes files there" in problem
+    assert "Find out whether each node has mounted the same storage there" in problem
+    assert "what else deletes or changes files in it" in problem
     answer = StorageLink(agent.run_dir).ask({"request": "await", "folder": FOLDER, "within": 30}, within=DEADLINE)
     assert (answer["committed"], named in answer["given_up"]) == (False, True), "ranks do not wait for it"
     assert ".metadata" not in place.names

@@ -134,7 +134,7 @@ def test_an_object_that_is_deleted_before_the_commit_makes_no_checkpoint(
     (store.folder / FOLDER / "step-1-run-1/__0_0.distcp").unlink()
     site.agent.commit(stored)
     assert not checkpointer.wait_until_durable(WITHIN)
-    assert "has lost what was stored: __0_0.distcp is missing" in caplog.text
+    assert "lacks what nodes have stored: __0_0.distcp is missing" in caplog.text
     assert committed(store) == []
     site.agent.commits = True
     assert checkpointer.save(2, state, durable=True)
