@@ -7,6 +7,7 @@ import math
 import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any, cast
 
 import torch
@@ -17,6 +18,9 @@ from perdure_training.checkpoint.verification import fingerprint
 
 _MOST_BYTES = 1 << 26
 """Bytes of a message, and of the room that it takes on either side."""
+MESSAGE_WITHIN = timedelta(minutes=5)
+"""The longest that one message takes, once two ranks have begun to send: less than a fifth of a megabyte a second is no
+network. To begin may take longer, as a rank serves one other at a time."""
 _CHECKSUM = 8
 """Bytes that follow each message's content."""
 _ALIGNMENT = 16
@@ -99,8 +103,8 @@ def exchange_parts(
         The bytes that this rank has received: the parts with their checksums, and the others' requests.
 
     Raises:
-        RuntimeError: if a rank ends, or answers with something else than was requested, or bytes arrive that were not
-            sent.
+        RuntimeError: if a rank ends, stops in the middle, or answers with something else than was requested, or bytes
+            arrive that were not sent.
     """
     if world_size == 1:
         return 0
@@ -158,6 +162,7 @@ def _round(
             to=client,
             of=server,
             group=group,
+            within=MESSAGE_WITHIN,
         )
         if room is not None:
             content = memoryview(room)[:-_CHECKSUM]
@@ -271,12 +276,34 @@ def _pass(
     to: int | None,
     of: int | None,
     group: dist.ProcessGroup,
+    within: timedelta | None = None,
 ) -> None:
-    """Sends one rank a tensor, as far as there are both, while another sends one."""
-    works: list[Any] = []
+    """Sends one rank a tensor, as far as there are both, while another sends one; within torch's own timeout where no
+    other is given."""
+    works: list[tuple[Any, str]] = []
     if to is not None and sent is not None:
-        works.append(dist.isend(sent, dst=to, group=group))
+        works.append((dist.isend(sent, dst=to, group=group), f"rank {to} has not taken what was sent to it"))
     if of is not None and received is not None:
-        works.append(dist.irecv(received, src=of, group=group))
-    for work in works:
-        work.wait()
+        works.append((dist.irecv(received, src=of, group=group), f"rank {of} has not sent what it was to send"))
+    for work, problem in works:
+        await_peer(work, problem, within=within)
+
+
+def await_peer(work: Any, problem: str, *, within: timedelta | None = None) -> None:
+    """Waits for a message.
+
+    Args:
+        work: What torch has begun.
+        problem: What is wrong where it does not end, for people: it names the rank.
+        within: The longest wait; None for torch's own.
+
+    Raises:
+        RuntimeError: if the other rank ends, or stops.
+    """
+    try:
+        if within is None:
+            work.wait()
+        else:
+            work.wait(within)
+    except RuntimeError as error:
+        raise RuntimeError(f"{problem}: it has ended or stopped, or its network is too slow ({error})") from error

@@ -9,6 +9,7 @@ from typing import Any, cast
 import torch
 import torch.distributed as dist
 
+from perdure_training.checkpoint.part_exchange import MESSAGE_WITHIN, await_peer
 from perdure_training.checkpoint.verification import fingerprint
 from perdure_training.checkpoint.world import RankIdentity
 from perdure_training.snapshots.arena import Header, Slot
@@ -27,7 +28,7 @@ def exchange(sources: Mapping[int, int], *, sent: Mapping[int, Slot], own: RankI
         room: The slot with room for the snapshot that this rank receives, if it does.
 
     Raises:
-        RuntimeError: if a snapshot arrives with other bytes than were saved.
+        RuntimeError: if a rank ends or stops in the middle, or a snapshot arrives with other bytes than were saved.
     """
     group = cast("dist.ProcessGroup", dist.new_group(backend="gloo"))
     try:
@@ -47,8 +48,11 @@ def _send(slot: Slot, receiver: int, group: dist.ProcessGroup) -> None:
     if header is None:
         raise RuntimeError(f"{slot.path} is no longer a complete snapshot")
     dist.send_object_list([header.fields()], dst=receiver, group=group)
-    for piece in _pieces(slot.read()):
-        dist.send(piece, dst=receiver, group=group)
+    problem = f"rank {receiver} has not taken step {header.step}"
+    for number, piece in enumerate(_pieces(slot.read())):
+        # The receiver may itself send before, and then takes the first one late.
+        within = MESSAGE_WITHIN if number else None
+        await_peer(dist.isend(piece, dst=receiver, group=group), problem, within=within)
 
 
 def _receive(room: Slot, sender: int, own: RankIdentity, group: dist.ProcessGroup) -> None:
@@ -57,7 +61,8 @@ def _receive(room: Slot, sender: int, own: RankIdentity, group: dist.ProcessGrou
     header = Header(**described[0])
     content = room.begin(header.size)
     for piece in _pieces(content):
-        dist.recv(piece, src=sender, group=group)
+        problem = f"rank {sender} has not sent step {header.step} of rank {header.rank}"
+        await_peer(dist.irecv(piece, src=sender, group=group), problem, within=MESSAGE_WITHIN)
     if fingerprint(content) != header.checksum:
         raise RuntimeError(f"step {header.step} of rank {header.rank} was damaged on its way from rank {sender}")
     room.finish(replace(header, rank=own.rank, world_size=own.world_size))

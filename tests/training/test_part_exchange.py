@@ -58,6 +58,7 @@ class Wire:
         to: int | None,
         of: int | None,
         group: int,
+        within: object = None,
     ) -> None:
         if to is not None and sent is not None:
             content = bytearray(sent.view(torch.uint8).numpy().tobytes())
@@ -167,3 +168,12 @@ def test_a_rank_that_answers_with_something_else_is_named(
 def test_a_rank_that_ends_while_it_sends_parts_is_an_error_of_the_others(tmp_path: Path):
     run = run_ranks("loses_a_rank_that_sends_parts.py", tmp_path, ranks=3)
     assert sorted(run.stdout.splitlines()) == ["rank 0: an error", "rank 2: an error"]
+
+
+@pytest.mark.long("survival")
+@pytest.mark.usefixtures("ranks")
+@pytest.mark.parametrize("what", ["parts", "snapshot"])
+def test_a_rank_that_stops_while_it_sends_is_named_by_the_one_that_waits(tmp_path: Path, what: str):
+    run = run_ranks("stops_while_it_sends.py", tmp_path, ranks=2, arguments=[what])
+    assert "rank 0: rank 1 has not sent " in run.stdout
+    assert "it has ended or stopped, or its network is too slow" in run.stdout
