@@ -107,7 +107,7 @@ def plan_state(metadata: Metadata, state: StateOfRank, *, own: RankIdentity, sha
             of_name = {path[1:]: one for path, one in types.items() if path[0] == name}
             target[name] = as_saved(value, places.get(name, {}), is_object=name in state.objects, types=of_name)
     loading = Loading(target, view.metadata)
-    ranks, of_another = _of_another_world(view, loading, own=own, replicated=state.replicated)
+    ranks, of_another = _of_another_world(view, loading, state, own=own)
     problem = of_another or loading.problem
     left = [name for name in view.own_names if name not in loading.names and name.split(".")[0] not in state.each_rank]
     reports = share({"names": sorted(state.values), "problem": problem, "left": left, "ranks": ranks})
@@ -128,17 +128,20 @@ def plan_state(metadata: Metadata, state: StateOfRank, *, own: RankIdentity, sha
     return PlannedState(loading, target, dict.fromkeys(differs, mark))
 
 
-def _of_another_world(view: OwnView, loading: Loading, *, own: RankIdentity, replicated: bool) -> tuple[int, str]:
+def _of_another_world(view: OwnView, loading: Loading, state: StateOfRank, *, own: RankIdentity) -> tuple[int, str]:
     """Why values that differ between ranks cannot be loaded into a world of this size, and of how many ranks they are;
     empty if they can."""
-    names = [name for name in view.others if name in loading.names]
+    names = list(view.others)
+    if state.replicated:
+        names = [name for name in names if name in loading.names]
     if not names:
         return 0, ""
     text = _values(names, {name: view.others[name] for name in names})
-    if not replicated:
+    # Also where the state has no such value yet: an optimizer has its moments from its first step on.
+    if not state.replicated:
         return max(view.others[name] for name in names), (
             f"{text}, and a world of {own.world_size} cannot split them anew. Continue with as many ranks; or"
-            " save split tensors as DTensors, and leave out what each rank can begin anew"
+            " save split tensors as DTensors, such as those of FSDP2, and leave out what each rank can begin anew"
         )
     if own.rank == 0:
         logger.warning("perdure: %s, although the state is replicated; new ranks take those of rank 0", text)

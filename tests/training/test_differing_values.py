@@ -319,3 +319,36 @@ def test_moments_that_some_ranks_had_are_lost_by_no_world_of_another_size(ranks:
     again = [one_part_each(0, steps=0)]
     assert ranks.begin(again, lose_memory=True) == [3]
     assert again[0]["optimizer"].state_dict()["state"].keys() == {0, 1}
+
+
+def own_moments(rank: int, *, steps: int) -> dict[str, Any]:
+    """An optimizer whose parameter is another part of the model on each rank, as FSDP1 flattens it."""
+    parameter = torch.nn.Parameter(torch.zeros(2000))
+    optimizer = torch.optim.Adam([parameter], lr=0.1)
+    for _ in range(steps):
+        parameter.grad = torch.full((2000,), rank + 1.0)
+        optimizer.step()
+    return {"optimizer": optimizer, "step": steps}
+
+
+@pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize("lose_memory", [False, True], ids=["memory", "storage"])
+def test_moments_that_differ_are_refused_also_by_an_optimizer_that_has_none_yet(
+    ranks: RankThreads, size: int, lose_memory: bool, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(refused_restore, "_PATIENCE", 0.0)
+    ranks.begin([own_moments(rank, steps=0) for rank in range(2)])
+    stored(ranks, 3, [own_moments(rank, steps=3) for rank in range(2)])
+    untouched = [own_moments(rank, steps=0) for rank in range(size)]
+    ranks.prepare(size, lose_memory=lose_memory)
+
+    def restore(rank: int) -> str:
+        with pytest.raises(OfAnotherWorld) as raised:
+            ranks.checkpointers[rank].restore(untouched[rank])
+        return str(raised.value)
+
+    [text] = set(ranks.each(restore))
+    assert "exp_avg" in text
+    assert "differ between the 2 ranks that saved it" in text
+    assert "save split tensors as DTensors, such as those of FSDP2" in text
+    assert all(not one["optimizer"].state for one in untouched)
