@@ -15,6 +15,7 @@ from datetime import timedelta
 from pydantic import ValidationError
 
 from perdure.agent.checkpoint import names
+from perdure.agent.checkpoint.answering_storage import AnsweringStorage
 from perdure.agent.checkpoint.commits import CheckpointedNode, Commits
 from perdure.agent.checkpoint.connections import Answer, CheckpointSocket, Content, Json, Refused
 from perdure.agent.checkpoint.desired_file import desired_of, write_desired
@@ -95,6 +96,8 @@ class CheckpointService:
         self._to_group = to_group
         self._spec = config.stored
         self._storage: Storage | None = None
+        self._answering: AnsweringStorage | None = None
+        """The storage for what ranks read."""
         self._reads: CheckedReads | None = None
         self._listing: Listing | None = None
         self._commits: Commits | None = None
@@ -102,7 +105,8 @@ class CheckpointService:
         self._watched: WatchedFiles | None = None
         if (spec := config.checkpoint) is not None and spec.storage is not None:
             self._storage = Storage(spec.storage, contained=config.is_another_user)
-            self._reads = CheckedReads(self._storage)
+            self._answering = AnsweringStorage(spec.storage, contained=config.is_another_user)
+            self._reads = CheckedReads(self._answering)
             self._listing = Listing(self._storage, is_sound=self._is_sound, is_trusted=self._is_trusted)
             self._commits = Commits(
                 self._storage,
@@ -221,8 +225,8 @@ class CheckpointService:
             with self._writing:
                 answer = self._watched.handle(request, files)
             return answer if isinstance(answer, dict) else Content(*answer)
-        storage = self._storage
-        if storage is None or self._reads is None or self._listing is None:
+        storage, answering = self._storage, self._answering
+        if storage is None or answering is None or self._reads is None or self._listing is None:
             raise Refused("this job has no storage for checkpoints: set checkpoint.storage")
         match kind:
             case "store":
@@ -239,12 +243,12 @@ class CheckpointService:
             case "verify":
                 number, shares = (int(one) for one in request["share"])
                 saved = CheckpointRef.parse(str(request["folder"]))
-                if not storage.names(saved.folder):
+                if not answering.names(saved.folder):
                     # Rank 0 has listed it: this says nothing about what is stored.
                     raise OSError(
                         f"{storage.url} has no {saved.folder} on this node: it is not mounted here, or another one"
                     )
-                return {"damage": damage(storage, saved, share=(number, max(shares, 1)))}
+                return {"damage": damage(answering, saved, share=(number, max(shares, 1)))}
             case "read":
                 saved = CheckpointRef.parse(str(request["folder"]))
                 name = names.check_file(str(request["name"]))

@@ -108,7 +108,7 @@ class StorageLink:
         return self._insist(request, patience)[0]
 
     def _insist(self, request: Json, patience: float) -> tuple[Json, bytearray]:
-        until, warned = time.monotonic() + patience, False
+        until, warned = time.monotonic() + patience, set[str]()
         attempts = pauses()
         while True:
             try:
@@ -116,9 +116,10 @@ class StorageLink:
             except StorageAway as error:
                 if time.monotonic() >= until:
                     raise
-                if not warned:
+                if str(error) not in warned:
+                    # The connection ends where the storage hangs, and the next answer says so.
                     logger.warning("perdure: waits for the storage of checkpoints: %s", error)
-                warned = True
+                warned.add(str(error))
                 time.sleep(next(attempts))
 
     def _exchange(

@@ -164,6 +164,9 @@ def describe(state: RoleInJob, job: JobSpec) -> str:
     if not awaited.lookup.lacks_stored:
         then = _older(awaited)
     remedy = REMEDY.replace("JOB", state.name)
+    if len(job.roles) > 1:
+        # Without it, `older` is for each role whose ranks wait.
+        remedy += f" --role {state.role}"
     wait = f"{_what_is_missing(awaited)}; the ranks wait until {until:%H:%M:%S} UTC, then {then}"
     return f"{wait}; `{remedy}` continues now: {_older(awaited)}"
 

@@ -44,6 +44,9 @@ def apply(state: RoleInJob, event: Event, job: JobSpec, now: datetime) -> RoleIn
             return _scale(other_size.forget(state_loss.accept_older(state)) if event.older else state, event)
         case ScalingChanged():
             return new_goal.follow(state, event, job, now)
+        case RestartRequested() if event.older and not state_loss.awaits(state):
+            # The ranks of another role wait. This one trains, and would begin below a state that it has.
+            return state
         case RestartRequested():
             text = f"restart requested by a user{because(event.reason)}"
             if event.older:
