@@ -22,17 +22,19 @@ esac
 
 def run(folder: Path, *, target: str, output: str, again: int) -> tuple[int, list[str]]:
     """Returns the script's exit code and the targets that it made, in order."""
-    calls, printed, make = folder / "calls", folder / "output", folder / "make"
+    calls, printed, make, temporary = (folder / name for name in ("calls", "output", "make", "temporary"))
+    temporary.mkdir(exist_ok=True)
     printed.write_text(output)
     make.write_text(MAKE.format(calls=calls, target=target, output=printed, code=2, again=again))
     make.chmod(0o755)
     ended = subprocess.run(
         ["bash", str(SCRIPT)],
-        env={"PATH": f"{folder}:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"},
+        env={"PATH": f"{folder}:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin", "TMPDIR": str(temporary)},
         capture_output=True,
         timeout=60,
         check=False,
     )
+    assert not list(temporary.iterdir())
     return ended.returncode, [call.split()[0] for call in calls.read_text().splitlines()]
 
 

@@ -25,7 +25,7 @@ from perdure.base import kubernetes as api_module
 from perdure.base import kubernetes_credentials as credentials_module
 from perdure.base.kubernetes import KubernetesApi
 from perdure.base.kubernetes_errors import KubernetesError
-from tests.support.played_api import played_server, refusal
+from tests.support.played_api import played_server, refusal, write_kubeconfig
 from tests.support.ports import free_port
 
 PODS = "/api/v1/namespaces/nlp/pods"
@@ -117,14 +117,7 @@ class Site:
             "args": [str(self._folder / "plugin.py"), str(self._folder)],
             "interactiveMode": "Never",
         }
-        cluster = {"server": server} | ({"certificate-authority": str(authority)} if authority else {})
-        content = {
-            "current-context": "site",
-            "contexts": [{"name": "site", "context": {"cluster": "site", "user": "worker"}}],
-            "clusters": [{"name": "site", "cluster": cluster}],
-            "users": [{"name": "worker", "user": {"exec": program}}],
-        }
-        self.kubeconfig.write_text(json.dumps(content))
+        write_kubeconfig(self.kubeconfig, server, authority=authority, exec=program)
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from aiohttp import web
 from perdure.activities.nodes.kubernetes import KubernetesBackend, KubernetesSettings
 from perdure.activities.nodes.kubernetes.naming import INCARNATION, LEAVING, NAMED, OURS, RANK, ROLE, UID
 from perdure.contract import NodeRef
-from tests.support.played_api import played_server, refusal
+from tests.support.played_api import played_server, refusal, write_kubeconfig
 from tests.support.waiting import DEADLINE
 
 NODE = NodeRef(
@@ -92,14 +92,7 @@ async def kept() -> KeptPod:
 @pytest.fixture
 async def backend(kept: KeptPod, tmp_path: Path) -> AsyncIterator[KubernetesBackend]:
     async with played_server(kept.answer) as server:
-        kubeconfig = tmp_path / "kubeconfig"
-        content = {
-            "clusters": [{"name": "c", "cluster": {"server": server}}],
-            "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
-            "users": [{"name": "u", "user": {}}],
-            "current-context": "c",
-        }
-        kubeconfig.write_text(json.dumps(content))
+        kubeconfig = write_kubeconfig(tmp_path / "kubeconfig", server)
         backend = KubernetesBackend(KubernetesSettings(agent_image="perdure:1"), kubeconfig=str(kubeconfig))
         yield backend
         await backend.close()

@@ -19,7 +19,7 @@ from perdure.activities.nodes.kubernetes.site_policy import SitePolicy
 from perdure.base.kubernetes import KubernetesApi
 from scripts.cluster.host_programs import SITE_POLICY
 from tests.kubernetes.pods import PodJob, TestCluster
-from tests.support.played_api import played_server, refusal
+from tests.support.played_api import played_server, refusal, write_kubeconfig
 
 NODES = 64
 
@@ -89,15 +89,7 @@ async def store() -> PlayedStore:
 @pytest.fixture
 async def kubeconfig(store: PlayedStore, tmp_path: Path) -> AsyncIterator[Path]:
     async with played_server(store.answer) as server:
-        content = {
-            "current-context": "site",
-            "contexts": [{"name": "site", "context": {"cluster": "site", "user": "worker"}}],
-            "clusters": [{"name": "site", "cluster": {"server": server}}],
-            "users": [{"name": "worker", "user": {"token": "t"}}],
-        }
-        path = tmp_path / "kubeconfig"
-        path.write_text(json.dumps(content))
-        yield path
+        yield write_kubeconfig(tmp_path / "kubeconfig", server, token="t")
 
 
 @pytest.mark.parametrize("limited", [False, True], ids=["unlimited", "with a limit on nodes"])

@@ -166,3 +166,14 @@ async def test_places_go_once_every_list_has_their_pods(
     assert await create(room, api, "c")
     assert not await create(room, api, "d")
     assert "a" not in played.places
+
+
+@pytest.mark.parametrize("text", ["", "mine", "{}", '{"gpus": "many", "at": 1}', "[1]", '{"gpus": -9, "at": 1e12}'])
+async def test_what_users_write_into_the_ledger_keeps_no_pod_from_being_created(
+    played: PlayedNamespace, api: KubernetesApi, text: str
+) -> None:
+    assert await create(Room(api, SitePolicy(max_nodes=2)), api, "a")
+    assert played.ledger is not None
+    played.ledger["data"]["mine"] = text
+    assert [await create(Room(api, SitePolicy(max_nodes=2)), api, name) for name in ("b", "c")] == [True, False]
+    assert set(played.places) == {"a", "b"}

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
 
 from aiohttp import web
 from kubernetes.aio.client.configuration import Configuration
@@ -39,6 +42,19 @@ async def played_api(answer: Answer) -> AsyncIterator[KubernetesApi]:
             yield api
         finally:
             await api.close()
+
+
+def write_kubeconfig(path: Path, server: str, *, authority: Path | None = None, **user: Any) -> Path:
+    """Writes a kubeconfig for a server and returns its path; `user` has how its user identifies itself."""
+    cluster = {"server": server} | ({"certificate-authority": str(authority)} if authority else {})
+    content = {
+        "current-context": "site",
+        "contexts": [{"name": "site", "context": {"cluster": "site", "user": "worker"}}],
+        "clusters": [{"name": "site", "cluster": cluster}],
+        "users": [{"name": "worker", "user": user}],
+    }
+    path.write_text(json.dumps(content))
+    return path
 
 
 def refusal(status: int, reason: str, message: str) -> web.Response:

@@ -13,13 +13,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
+import logging
 import time
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import Any, Final
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from perdure.activities.nodes.backend import NodeNotYet
 from perdure.activities.nodes.kubernetes.naming import OURS, RANK, selector
@@ -28,6 +30,8 @@ from perdure.activities.nodes.kubernetes.site_policy import SitePolicy, matches
 from perdure.base.kubernetes import TRANSIENT, KubernetesApi, Object, core_path
 from perdure.base.kubernetes_errors import KubernetesError
 from perdure.base.words import count
+
+logger = logging.getLogger(__name__)
 
 LEDGER: Final = "perdure-limits"
 """The ConfigMap with the places of pods that are being created, or were lately."""
@@ -40,6 +44,18 @@ _CLOCKS_DIFFER: Final = 30.0
 """The most, in seconds, that the clocks of two workers are taken to differ."""
 _KEPT: Final = 2 * (_LIST_LASTS + _CLOCKS_DIFFER)
 """Seconds for which the place of a pod that was created is kept."""
+
+
+class _Place(BaseModel):
+    """The place of one pod, as the ledger has it as JSON."""
+
+    model_config = ConfigDict(frozen=True)
+
+    gpus: int = Field(ge=0)
+    at: float
+    """When it was taken, by the worker's clock."""
+    made: float | None = None
+    """When its pod was created, by the same clock; None where nobody is known to have created it."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +124,7 @@ class Room:
                 if fresh:
                     return shortage
                 known, fresh = await self._read(namespace), True
-            elif await self._write(namespace, known, {name: {"gpus": own, "at": time.time()}}):
+            elif await self._write(namespace, known, {name: _Place(gpus=own, at=time.time())}):
                 return ""
             else:
                 known = await self._read_ledger(namespace, known)
@@ -119,12 +135,12 @@ class Room:
         for name, place in _places(known.ledger).items():
             if name in made:
                 unlisted = made[name] >= known.listed_at
-            elif "made" in place:
-                unlisted = place["made"] >= known.listed_at - _CLOCKS_DIFFER
+            elif place.made is not None:
+                unlisted = place.made >= known.listed_at - _CLOCKS_DIFFER
             else:
-                unlisted = place["at"] > time.time() - _CREATED_WITHIN
+                unlisted = place.at > time.time() - _CREATED_WITHIN
             if unlisted:
-                counted[name] = place["gpus"]
+                counted[name] = place.gpus
         return counted
 
     async def _tell_made(self, namespace: str, name: str) -> None:
@@ -138,7 +154,7 @@ class Room:
             async with turn:
                 await self._change(namespace, {})
 
-    async def _change(self, namespace: str, places: Mapping[str, Any]) -> None:
+    async def _change(self, namespace: str, places: Mapping[str, _Place | None]) -> None:
         known = self._known[namespace]
         while not await self._write(namespace, known, places):
             known = await self._read_ledger(namespace, known)
@@ -163,21 +179,21 @@ class Room:
         metadata = {"name": LEDGER, "labels": {"app.kubernetes.io/part-of": "perdure"}}
         return await self._api.create_or_get(path, {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata})
 
-    async def _write(self, namespace: str, known: _Known, places: Mapping[str, Any]) -> bool:
+    async def _write(self, namespace: str, known: _Known, places: Mapping[str, _Place | None]) -> bool:
         """Changes places, and with them those of pods that were created since or long ago. Returns whether the ledger
         is still the one that is known."""
         now, made = time.time(), self._made[namespace]
         current = _places(known.ledger)
-        told = {name: {**current[name], "made": at} for name, at in made.items() if name in current}
-        ended = {
+        told = {name: current[name].model_copy(update={"made": at}) for name, at in made.items() if name in current}
+        ended = dict.fromkeys(_data(known.ledger).keys() - current.keys()) | {
             name: None
             for name, place in current.items()
-            if now > made.get(name, place.get("made", place["at"] + _CREATED_WITHIN - _KEPT)) + _KEPT
+            if now > made.get(name, place.at + _CREATED_WITHIN - _KEPT if place.made is None else place.made) + _KEPT
         }
         changed = {**told, **ended, **places}
         content: Object = {
             "metadata": {"resourceVersion": known.ledger["metadata"]["resourceVersion"]},
-            "data": {name: place and json.dumps(place) for name, place in changed.items()},
+            "data": {name: place and place.model_dump_json(exclude_none=True) for name, place in changed.items()},
         }
         try:
             written = await self._api.patch(f"{core_path(namespace, 'configmaps')}/{LEDGER}", content)
@@ -222,9 +238,20 @@ def _is_device(name: str) -> bool:
     return domain.startswith("deviceclass.") or (bool(domain) and not domain.endswith("kubernetes.io"))
 
 
-def _places(ledger: Object) -> dict[str, Any]:
-    written: Mapping[str, str] = ledger.get("data") or {}
-    return {name: json.loads(text) for name, text in written.items()}
+def _data(ledger: Object) -> Mapping[str, str]:
+    return ledger.get("data") or {}
+
+
+def _places(ledger: Object) -> dict[str, _Place]:
+    """Returns the places that can be read. What else users of the namespace write there holds none, and is deleted:
+    each pod that there is counts by the list."""
+    places: dict[str, _Place] = {}
+    for name, text in _data(ledger).items():
+        try:
+            places[name] = _Place.model_validate_json(text)
+        except ValidationError as error:
+            logger.warning("ConfigMap %s: %s is no place of a pod, and is deleted: %s", LEDGER, name, error)
+    return places
 
 
 def _is_over(pod: Mapping[str, Any]) -> bool:
