@@ -193,7 +193,7 @@ class DurableCheckpoints:
             del self._metrics[older]
 
     def is_announced(self, step: int) -> bool:
-        """Whether all ranks store this step. One thread calls it."""
+        """Whether all ranks store this step."""
         return self._schedule is not None and self._asking.check([_announcement(step)])
 
     def expect(self, step: int) -> None:

@@ -191,6 +191,10 @@ class GenerationStorage:
         if self.durable is not None:
             self.durable.expect(step)
 
+    def is_announced(self, step: int) -> bool:
+        """Whether all ranks store this step."""
+        return self.durable is not None and self.durable.is_announced(step)
+
     def refuse(self, step: int, problem: str) -> None:
         """Records that this rank does not have a step that is to be stored, so that the others do not wait for it."""
         if self.durable is not None:

@@ -3,6 +3,7 @@ them."""
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +15,7 @@ import torch
 from perdure.agent.checkpoint import keeper
 from perdure.agent.checkpoint.storage import Storage
 from perdure.contract import CheckpointStored
-from perdure_training.checkpoint import slots
+from perdure_training.checkpoint import schedule, slots
 from perdure_training.checkpoint.durable_requests import DurableRequests, Request, Snapshot
 from perdure_training.checkpoint.store_round import Superseded
 from perdure_training.snapshots.arena import Header, SnapshotPin
@@ -97,6 +98,30 @@ def test_a_step_that_is_to_be_stored_waits_for_none_that_other_ranks_have_left_o
     storage.takes.set()
     assert ranks.wait_until_durable(WITHIN) == [True, True]
     assert ranks.steps == [15, 5]
+
+
+def test_a_rank_without_room_for_a_requested_step_keeps_no_other_waiting_for_it(
+    ranks: RankThreads, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(schedule, "_NEXT_TRY", 0.0)
+    choose, full = slots.Slots.choose, {1}
+
+    def without_room(one: Any, **arguments: Any) -> Any:
+        return None if one._rank in full else choose(one, **arguments)
+
+    monkeypatch.setattr(slots.Slots, "choose", without_room)
+    steps = itertools.count(1)
+
+    def save() -> None:
+        step = next(steps)
+        ranks.save(step, states(step))
+
+    assert ranks.begin(states()) == [None, None]
+    ranks.agent.request_checkpoint(1)
+    problems = wait_for(lambda: save() or ranks.agent.problems)
+    assert problems[0] == "rank 1: no room for it: older steps use it"
+    full.clear()
+    assert wait_for(lambda: save() or ranks.agent.committed).answers == 1
 
 
 @pytest.mark.long("storage")
