@@ -24,6 +24,8 @@ from perdure_training.node_api.layout import STACKS
 from tests.launcher.test_rank_stacks import HOLDS_THE_LOCK, SLEEPS, only, rank
 from tests.support.waiting import DEADLINE
 
+pytestmark = pytest.mark.usefixtures("patient_probe")
+
 BEGIN = """
 import os
 os.environ["WORLD_SIZE"] = "2"
@@ -106,7 +108,10 @@ def test_dumps_of_both_recorders_are_read_in_the_order_of_the_calls(monkeypatch:
 
 
 @pytest.mark.parametrize("by_signal", [True, False])
-def test_a_rank_tells_its_collectives_however_long_the_path_is(tmp_path: Path, by_signal: bool):
+def test_a_rank_tells_its_collectives_however_long_the_path_is(
+    tmp_path: Path, by_signal: bool, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(stacks, "_COLLECTIVES_WITHIN", DEADLINE)
     folder = tmp_path / ("long" * 25)
     (folder / STACKS).mkdir(parents=True)
     with rank(folder, SLEEPS, before=BEGIN.format(recorded=RECORDED)):

@@ -20,7 +20,9 @@ from perdure_launcher.system.processes import descendants, read_process
 from perdure_training.node_api.bodies import RankStacks
 from perdure_training.node_api.codec import LONGEST_TEXT
 from perdure_training.node_api.layout import STACKS
-from tests.support.waiting import wait_for
+from tests.support.waiting import DEADLINE, wait_for
+
+pytestmark = pytest.mark.usefixtures("patient_probe")
 
 BEGIN = """
 import re, sys, threading, time
@@ -129,12 +131,18 @@ def test_a_look_shows_whether_the_main_thread_ran_and_what_children_used(folder:
     assert (again[0].switches or 0) - (after[0].switches or 0) <= 3
 
 
-def test_a_stopped_rank_is_told_as_stopped_and_does_not_hide_the_others(folder: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(stacks, "ANSWER_WITHIN", 0.5)
+def test_a_stopped_rank_is_told_as_stopped_and_does_not_hide_the_others(folder: Path):
+    lengths: list[int] = []
+
+    def monotonic() -> float:
+        """The time is over once the other one has answered."""
+        lengths.append(max(path.stat().st_size for path in (folder / STACKS).iterdir()))
+        return DEADLINE if lengths[-1] and lengths.count(lengths[-1]) > 2 else 0.0
+
     with rank(folder, SLEEPS, number=0) as stopped, rank(folder, SLEEPS, number=1):
         stopped.send_signal(signal.SIGSTOP)
         os.waitid(os.P_PID, stopped.pid, os.WSTOPPED | os.WNOWAIT)
-        first, second = stacks.collect(folder)
+        first, second = stacks.collect(folder, monotonic=monotonic)
     assert (first.state, first.text) == ("T", "")
     assert first.problem.startswith("it is stopped")
     assert "in waits_in_python" in second.text
@@ -224,7 +232,8 @@ def test_files_of_processes_that_have_ended_or_are_no_ranks_of_this_node_are_del
     assert [path.name for path in (folder / STACKS).iterdir()] == ["no.stacks"]
 
 
-def test_what_training_code_puts_in_place_of_an_answer_is_not_followed(folder: Path):
+def test_what_training_code_puts_in_place_of_an_answer_is_not_followed(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(stacks, "ANSWER_WITHIN", 0.2)
     with rank(folder, SLEEPS):
         (path,) = (folder / STACKS).iterdir()
         path.unlink()
@@ -257,7 +266,9 @@ sys.stdin.read()
 """A debugger that lets the process run (PTRACE_SEIZE)."""
 
 
-def test_a_rank_that_a_debugger_lets_run_is_told_as_such_and_not_signalled(folder: Path):
+def test_a_rank_that_a_debugger_lets_run_is_told_as_such_and_not_signalled(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+):
     with rank(folder, SLEEPS) as process:
         command = [sys.executable, "-c", FOLLOWS, str(process.pid)]
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as debugger:
@@ -265,7 +276,9 @@ def test_a_rank_that_a_debugger_lets_run_is_told_as_such_and_not_signalled(folde
             if (answer := debugger.stdout.readline().strip()) != "attached":
                 debugger.kill()
                 pytest.skip(f"ptrace is {answer}")
-            told = only(stacks.collect(folder))
+            with monkeypatch.context() as during:
+                during.setattr(stacks, "ANSWER_WITHIN", 0.2)
+                told = only(stacks.collect(folder))
             debugger.communicate()
         assert (told.state, told.text, told.problem) == (
             "t",
