@@ -402,7 +402,9 @@ class GenerationCheckpoints:
             time.sleep(_LOOK)
         if durable or self.storage.is_announced(step):
             spoiled = "another rank's state may not be sound, and the job goes back"
-            room = f"no room to save it within {_ROOM_WITHIN:.0f} s" if insists else "no room for it: older steps use it"
+            room = (
+                f"no room to save it within {_ROOM_WITHIN:.0f} s" if insists else "no room for it: older steps use it"
+            )
             self.storage.refuse(step, spoiled if self._complete.is_spoiled() else room)
         return False
 
