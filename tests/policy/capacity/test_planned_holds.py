@@ -300,6 +300,72 @@ def test_a_suspension_does_not_take_the_checkpoint_of_a_change_that_waits():
     assert job.state.phase is JobPhase.SUSPENDED, "without a storage nothing is kept"
 
 
+@pytest.mark.parametrize("is_answered", [False, True], ids=["asked", "answered"])
+@pytest.mark.parametrize("failure", ["a rank is killed", "a node is lost"])
+def test_ranks_of_the_world_after_a_failure_wait_at_the_step_that_is_stored_for_a_suspension(
+    failure: str, is_answered: bool
+):
+    job = training(**STORAGE).take(SuspendRequested())
+    if is_answered:
+        held(job, step=30)
+    job.now += timedelta(seconds=10)
+    if failure == "a rank is killed":
+        job.rank_killed(1)
+    else:
+        job.lost(1).removed(1).ready(1)
+    assert job.generation == 2
+    assert hold(job) == HoldRequest(number=2, generation=2, stores=1, within=timedelta(seconds=50))
+    job.steps()
+    assert job.state.phase is JobPhase.RUNNING
+    held(job, step=34)
+    make_durable(job, step=34, answers=1)
+    assert job.state.phase is JobPhase.SUSPENDED
+    assert any("is durable: all ranks waited at it, and no step is lost" in one.text for one in job.incident.evidence)
+
+
+def test_a_step_that_the_ranks_of_an_older_world_have_waited_at_is_not_taken_for_that_of_a_suspension():
+    job = held(training(**STORAGE).take(SuspendRequested()), step=30)
+    job.rank_killed(1).steps()
+    make_durable(job, step=34, answers=1)
+    assert job.state.phase is JobPhase.SUSPENDED
+    assert not any("no step is lost" in one.text for one in job.incident.evidence)
+
+
+def test_a_suspension_of_ranks_that_could_not_wait_requests_nothing_of_those_that_follow():
+    job = training(**STORAGE).take(SuspendRequested())
+    held(job, problem="rank 1 has no room to save step 30")
+    job.rank_killed(1).steps()
+    assert (job.generation, hold(job), job.state.phase) == (2, None, JobPhase.RUNNING)
+    make_durable(job, answers=1)
+    assert job.state.phase is JobPhase.SUSPENDED
+
+
+@pytest.mark.parametrize("spec", [{}, STORAGE], ids=["memory", "storage"])
+def test_ranks_of_the_world_after_a_failure_wait_for_the_copies_of_a_node_that_is_replaced(spec: dict[str, Any]):
+    job = training(**spec).take(RelaunchRequested(rank=1))
+    job.rank_killed(0)
+    assert job.generation == 2
+    job.steps()
+    if spec:
+        make_durable(job, answers=1)
+    request = hold(job)
+    assert request is not None
+    assert (request.generation, request.copies) == (2, True)
+    assert job.node(1).incarnation == 1
+    held(job, step=44)
+    assert job.node(1).incarnation == 2
+    assert any("all ranks waited at step 44" in one.text for one in job.incident.evidence)
+
+
+def test_ranks_wait_for_no_replacement_of_a_node_that_a_failure_has_replaced():
+    job = training().take(RelaunchRequested(rank=1)).lost(1).removed(1).ready(1).steps()
+    request = hold(job)
+    assert (job.generation, job.node(1).incarnation) == (2, 2)
+    assert request is None or request.generation == 1
+    job.wait(timedelta(minutes=3))
+    assert (job.generation, job.node(1).incarnation, job.state.postponed) == (2, 2, None)
+
+
 def test_an_answer_of_another_world_or_request_counts_for_nothing():
     job = training().take(ScaleRequested(minimum=2, maximum=2))
     held(job, number=7)

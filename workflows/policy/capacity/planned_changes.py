@@ -79,6 +79,27 @@ def begin_again(state: RoleInJob, job: JobSpec, now: datetime) -> RoleInJob:
     return waits.replace(postponed=waits.postponed.replace(**requests, begun_again=before.begun_again + 1))
 
 
+def follow_world(state: RoleInJob, now: datetime) -> RoleInJob:
+    """Has the ranks of a world that follows a failure wait for what is requested as those before them were to: what
+    they make beyond what is stored or copied would be lost."""
+    postponed = state.postponed
+    if postponed is None or postponed.generation == state.generation or state.behavior < Behavior.RELEASE_0_4:
+        return state
+    relaunched = any(_is_member(state, one.rank, one.incarnation) for one in postponed.relaunches)
+    ending = any(_is_member(state, one.rank, one.incarnation) for one in postponed.endings)
+    if postponed.suspend is None and not relaunched and not ending:
+        # The nodes that were to be replaced or to end are gone already.
+        return state
+    within = max(postponed.until - now, timedelta())
+    state = holds.follow_world(state, checkpoint_request=postponed.checkpoint_request, within=within)
+    return state.replace(postponed=postponed.replace(generation=state.generation, hold=0))
+
+
+def _is_member(state: RoleInJob, rank: int, incarnation: int | None) -> bool:
+    node = state.nodes.get(rank)
+    return node is not None and node.incarnation == incarnation and state.is_member(node)
+
+
 def end_node(state: RoleInJob, event: Event, job: JobSpec, now: datetime) -> RoleInJob:
     """Has a checkpoint made before a node ends that another party ends, or releases the node at once."""
     if not isinstance(event, NodeEnding):

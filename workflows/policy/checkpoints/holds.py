@@ -91,6 +91,15 @@ def request_stored(state: RoleInJob, *, within: timedelta) -> RoleInJob:
     return _request(state, stores=state.checkpoints.requests, within=within)
 
 
+def follow_world(state: RoleInJob, *, checkpoint_request: int, within: timedelta) -> RoleInJob:
+    """Has the ranks of a newer world wait at the step that is stored, where those before them were to: a failure has
+    ended these. Where they could not wait, nothing is requested."""
+    hold = open_request(state)
+    if hold is None or hold.generation == state.generation or hold.stores != checkpoint_request:
+        return state
+    return _request(state, stores=checkpoint_request, within=within)
+
+
 def _request(state: RoleInJob, **how: Any) -> RoleInJob:
     known = state.checkpoints
     hold = HoldRequest(number=_next_number(known), generation=state.generation, **how)
