@@ -8,6 +8,7 @@ import pytest
 
 from perdure.contract import JobPhase, Lookup, NodeFacts, NodeView, Restore, RestoreSource
 from perdure.contract.transitions import NodeRestoredCheckpoint, NodeUnreachable
+from perdure.workflows.policy.capacity.memory_in_place import PATIENCE
 from perdure.workflows.policy.facts.events import (
     GroupAdopted,
     RelaunchRequested,
@@ -15,11 +16,14 @@ from perdure.workflows.policy.facts.events import (
     SuspendRequested,
     TimePassed,
 )
+from tests.policy.capacity.test_memory_in_place import killed, pods, raised
 from tests.policy.capacity.test_scaling import ScaledJob
+from tests.policy.capacity.test_smaller_requests import pods as smaller_pods
+from tests.policy.capacity.test_smaller_requests import waits
 from tests.policy.capacity.test_throughput import shared
+from tests.policy.job_of_roles import Roles
 from tests.policy.repair.test_slow_ranks import job as slow_job
 from tests.policy.repair.test_slow_ranks import report
-from tests.policy.job_of_roles import Roles
 from tests.policy.roles.test_resets import adopt
 from tests.policy.scenario import Scenario
 
@@ -126,6 +130,23 @@ def test_a_rank_that_was_slow_before_an_outage_is_not_replaced_before_it_can_be_
 def test_a_rank_that_is_slow_after_an_outage_is_replaced():
     job = away(report(slow_job("replace"), [2]), HOUR)
     assert job.wait(timedelta(seconds=16)).incarnations[2] == 2
+
+
+def test_a_node_is_not_replaced_for_memory_that_no_worker_could_give_it():
+    job = away(killed(pods().running()), HOUR)
+    assert (job.node(1).incarnation, job.generation) == (1, 1)
+    raised(job)
+    assert (job.node(1).incarnation, job.generation) == (1, 2)
+    job = away(killed(pods().running()), HOUR).wait(PATIENCE)
+    assert job.node(1).incarnation == 2
+
+
+def test_nodes_do_not_request_less_for_a_machine_that_may_have_come_while_no_worker_was_there():
+    job = waits(smaller_pods({"cpu": 8}), 0, 1)
+    away(job, HOUR)
+    assert [job.node(rank).incarnation for rank in (0, 1)] == [1, 1]
+    job.wait(60)
+    assert [job.node(rank).incarnation for rank in (0, 1)] == [2, 2]
 
 
 def roles_away(job: Roles, duration: timedelta) -> Roles:
