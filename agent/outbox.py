@@ -21,7 +21,7 @@ from pydantic import BaseModel, ValidationError
 
 from perdure.agent.files import KeptFile
 from perdure.agent.notifier import Notifier
-from perdure.contract.agents import AgentMessage
+from perdure.contract.agents import AgentMessage, Failure, FailureKind
 from perdure.contract.identity import NodeCredentials
 from perdure.contract.routes import Destination, Route, routed_to
 
@@ -30,9 +30,9 @@ logger = logging.getLogger(__name__)
 _KINDS = {name: kind for to in Destination for name, kind in routed_to(to).items() if issubclass(kind, AgentMessage)}
 """The messages that a journal may hold, by their names."""
 
-_MOST_REPORTS = 200
-"""Undelivered reports of which each counts, at most. A node in trouble has a few; more come from a program that reports
-in a loop."""
+MOST_OF_A_KIND = 50
+"""Undelivered reports of one kind of which each counts, at most. A node in trouble has a few; more come from a program
+that reports in a loop, and push out the oldest of their own kind: no training loop costs a report of the launcher."""
 
 _FIRST_PAUSE = 0.2
 _LONGEST_PAUSE = 5.0
@@ -83,6 +83,10 @@ class DestinationNotFound(Exception):
     """The workflow does not exist or has closed. That may be temporary (a restored database), so messages are kept."""
 
 
+_Kind = tuple[Route, FailureKind | None]
+"""Reports that a flood of one of them may push out."""
+
+
 class _Entry:
     def __init__(self, message: AgentMessage, sequence: int | None = None) -> None:
         self.message = message
@@ -93,6 +97,11 @@ class _Entry:
     @property
     def route(self) -> Route:
         return self.message.route
+
+    @property
+    def kind(self) -> _Kind:
+        message = self.message
+        return message.route, message.kind if isinstance(message, Failure) else None
 
 
 class _JournalEntry(BaseModel):
@@ -116,7 +125,8 @@ class Outbox:
     """The messages for one workflow, in order, and the task that sends them.
 
     Invariants:
-        - `joined`, `failure` and `finished` are removed only after they have arrived.
+        - A report that counts by itself is removed once it has arrived, or for a newer one of its kind where there are
+          `MOST_OF_A_KIND` of it.
         - Sequence numbers only grow, also across restarts of the agent.
     """
 
@@ -144,7 +154,7 @@ class Outbox:
         self._sequence = max(journal.sequence, int(time.time()))
 
     def put(self, message: AgentMessage, *, first: bool = False) -> None:
-        """Adds a message. When this returns, the message survives the agent, unless too many wait already.
+        """Adds a message. When this returns, the message survives the agent.
 
         Args:
             message: the message; its sequence number is set later.
@@ -153,9 +163,8 @@ class Outbox:
         route = message.route
         if route.newest_only:
             self._entries = [entry for entry in self._entries if entry.route != route]
-        elif sum(not entry.route.newest_only for entry in self._entries) >= _MOST_REPORTS:
-            logger.error("%d reports are not delivered yet; this one is left out: %s", _MOST_REPORTS, route.name)
-            return
+        else:
+            self._make_room(_Entry(message).kind)
         if route.first or first:
             position = sum(entry.sequence is not None or entry.route.first for entry in self._entries)
             self._hurry = True
@@ -168,6 +177,14 @@ class Outbox:
         if route.journaled:
             self._save()
         self._changed.fire()
+
+    def _make_room(self, kind: _Kind) -> None:
+        """Leaves out the oldest report of a kind of which too many wait, unless it may have arrived already."""
+        alike = [entry for entry in self._entries if entry.kind == kind]
+        oldest = next((entry for entry in alike if entry.sequence is None), None)
+        if len(alike) >= MOST_OF_A_KIND and oldest is not None:
+            logger.error("%d reports of a kind are not delivered; the oldest is left out: %s", len(alike), kind[0].name)
+            self._entries.remove(oldest)
 
     @property
     def pending(self) -> int:

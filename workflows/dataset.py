@@ -32,7 +32,7 @@ with workflow.unsafe.imports_passed_through():
     from perdure.workflows.carrying import Packed, pack, unpack
     from perdure.workflows.companion import JobOwner, accompany, owner_of, start_companion
     from perdure.workflows.node_record import GroupInput
-    from perdure.workflows.patching import bounds_grants
+    from perdure.workflows.patching import bounds_grants, spaces_tries
     from perdure.workflows.policy.diagnosis.claims import why_beyond
     from perdure.workflows.policy.services.datasets import (
         MOST_NAMED,
@@ -66,6 +66,7 @@ class Dataset:
         self._state = self._input.state
         self._reported = self._input.reported
         self._bounded = bounds_grants()
+        self._spaced = spaces_tries()
 
     @workflow.run
     async def run(self, dataset: DatasetInput | Packed) -> DatasetView:
@@ -78,7 +79,9 @@ class Dataset:
 
     @workflow.update(description="What ranks have done, for what they need next")
     def exchange(self, request: DatasetRequest) -> DatasetAnswer:
-        self._state, answers = exchange_all(self._state, request, bounded=self._bounded)
+        self._state, answers = exchange_all(
+            self._state, request, bounded=self._bounded, now=workflow.now() if self._spaced else None
+        )
         if not workflow.unsafe.is_replaying():
             event_sink.send_dataset(self._input.owner.job_id, self._input.name, self._state)
         return DatasetAnswer(ranks=answers)

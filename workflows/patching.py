@@ -59,6 +59,12 @@ def bounds_grants() -> bool:
     return workflow.patched("bounded-grants")
 
 
+def spaces_tries() -> bool:
+    """Whether this run of a dataset tries shards that have failed again after a pause; call it once, in
+    `workflow.init`. An earlier run has leased them at once."""
+    return workflow.patched("spaced-tries")
+
+
 def splits_here() -> bool:
     """Whether a message that is too large is split at this moment, as any release does that asks."""
     return workflow.patched(f"splits-transitions-{workflow.info().get_current_history_length()}")

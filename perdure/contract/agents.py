@@ -441,7 +441,7 @@ class PrintedLines(Message):
 
 
 class Failure(AgentMessage, route=Route(Destination.JOB, "failure", first=True, urgent=True)):
-    """A failure on a node: something ended or did not start. It is sent at once, and never dropped."""
+    """A failure on a node: something ended or did not start. It is sent at once, and dropped for no other kind."""
 
     generation: int
     """The generation in which it happened; 0 before the first."""

@@ -33,14 +33,14 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import cache, partial
+from functools import partial
 from typing import Any, Literal
 
 from perdure_training.background import Strangers
 from perdure_training.node_api.addresses import split_address
 from perdure_training.node_api.rank_environment import ADDRESS_VARIABLE, PORT_VARIABLE
 from perdure_training.roles import directory
-from perdure_training.store import JobStore
+from perdure_training.store import JobStore, StoreError
 
 logger = logging.getLogger(__name__)
 
@@ -54,6 +54,9 @@ _STRANGERS = 64
 """Connections at a time whose callers have not proved themselves; a further one ends the oldest. Each has a thread."""
 _PAUSE = 0.2
 """Seconds between two attempts to reach a role that recovers."""
+_RENEW_AGAIN = 10.0
+"""Seconds after which the store is asked again for its secret at the earliest: strangers know none either."""
+_RENEW_WITHIN = timedelta(seconds=3)
 _SHARED = "Classes of arguments and results have to be in a module that both scripts import, not in one of the scripts"
 
 
@@ -98,7 +101,7 @@ def export(target: object) -> threading.Thread:
     port = os.environ.get(PORT_VARIABLE)
     if port is None:
         raise RuntimeError("this role has no port at which it can be called: give it `ready: {port: …}`")
-    server = _Server(int(port), target, _job_secret())
+    server = _Server(int(port), target, _job_secret(), renewed=_renewed_secret)
     thread = threading.Thread(target=server.serve_forever, name="calls of other roles", daemon=True)
     thread.start()
     return thread
@@ -160,6 +163,12 @@ def _call_process(role: str, rank: int, request: bytes, method: str, timeout: ti
         except _Refused:
             raise RoleUnavailable(f"{role}.{method}: another program answers in place of rank {rank}") from None
         except OSError as error:
+            if _renewed_secret(secret) != secret:
+                raise RoleUnavailable(
+                    f"{role}.{method}: rank {rank} has closed the connection: the job's store has begun anew (its "
+                    "workflow was terminated), and this process knew the secret of the one before. It knows the new "
+                    f"one now. Call again; should rank {rank} know the old one, the call may have been carried out"
+                ) from error
             raise RoleUnavailable(
                 f"{role}.{method}: the connection to rank {rank} was lost, and the call may have been carried out: "
                 f"{error}; {_state(role)}"
@@ -222,9 +231,10 @@ class _Server(socketserver.ThreadingTCPServer):
     daemon_threads = True
     request_queue_size = _STRANGERS
 
-    def __init__(self, port: int, target: object, secret: bytes) -> None:
+    def __init__(self, port: int, target: object, secret: bytes, *, renewed: Callable[[bytes], bytes]) -> None:
         self._target = target
         self._secret = secret
+        self._renewed = renewed
         self._one_at_a_time = threading.Lock()
         self._strangers = Strangers()
         self.address_family, place = _listening_place(port)
@@ -251,11 +261,28 @@ class _Server(socketserver.ThreadingTCPServer):
         ours = secrets.token_bytes(_NONCE)
         connection.sendall(ours)
         proven = partial(self._strangers.remove, connection)
-        request, theirs = _receive_with_nonce(connection, self._secret, b"request", ours, proven=proven)
+        request, theirs, secret = self._receive(connection, ours, proven)
         with self._one_at_a_time:
             answer = _carry_out(self._target, request)
         connection.settimeout(None)
-        _send(connection, self._secret, b"answer", ours, theirs, answer)
+        _send(connection, secret, b"answer", ours, theirs, answer)
+
+    def _receive(
+        self, connection: socket.socket, ours: bytes, proven: Callable[[], None]
+    ) -> tuple[bytes, bytes, bytes]:
+        """Returns a request, its sender's nonce, and the secret that it knows: that of a sender which has started since
+        the job's store began anew may be another one than this process knows.
+
+        Raises:
+            _Refused: if the sender does not know the job's secret.
+            OSError: if the request ends too early.
+        """
+        header, secret = _receive_exactly(connection, _HEADER.size), self._secret
+        try:
+            return *_read(connection, header, secret, b"request", ours, proven=proven), secret
+        except _Unknown:
+            self._secret = secret = self._renewed(secret)
+            return *_read(connection, header, secret, b"request", ours, proven=proven), secret
 
 
 class _Handler(socketserver.BaseRequestHandler):
@@ -294,12 +321,17 @@ def _send(connection: socket.socket, secret: bytes, direction: bytes, own: bytes
     connection.sendall(_HEADER.pack(own, len(content), digest, code) + content)
 
 
+class _Unknown(_Refused):
+    """Not by its code: the secret of the sender is another one."""
+
+
 def _receive(connection: socket.socket, secret: bytes, direction: bytes, own: bytes) -> bytes:
-    return _receive_with_nonce(connection, secret, direction, own)[0]
+    return _read(connection, _receive_exactly(connection, _HEADER.size), secret, direction, own)[0]
 
 
-def _receive_with_nonce(
+def _read(
     connection: socket.socket,
+    header: bytes,
     secret: bytes,
     direction: bytes,
     own: bytes,
@@ -310,6 +342,7 @@ def _receive_with_nonce(
 
     Args:
         connection: Where it comes from.
+        header: What was received of it.
         secret: The job's secret.
         direction: The direction for which it was sent.
         own: The nonce that the sender was given.
@@ -319,9 +352,9 @@ def _receive_with_nonce(
         _Refused: if the sender does not know the secret.
         OSError: if it ends before the message does.
     """
-    other, length, digest, code = _HEADER.unpack(_receive_exactly(connection, _HEADER.size))
+    other, length, digest, code = _HEADER.unpack(header)
     if not hmac.compare_digest(code, _code(secret, direction, other, own, length, digest)):
-        raise _Refused("the sender does not know the job's secret")
+        raise _Unknown("the sender does not know the job's secret")
     proven()
     content = _receive_exactly(connection, length)
     if hashlib.sha256(content).digest() != digest:
@@ -344,10 +377,49 @@ def _receive_exactly(connection: socket.socket, length: int) -> bytes:
     return bytes(content)
 
 
-@cache
+class _KnownSecret:
+    """The key that all processes of the job know; the first that needs it makes it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._value: bytes | None = None
+        self._renewed_at = -_RENEW_AGAIN
+
+    def value(self) -> bytes:
+        """Returns it.
+
+        Raises:
+            StoreError: if the job's store does not answer, and has not before.
+        """
+        with self._lock:
+            if self._value is None:
+                self._value = JobStore(lasting=True).compare_set(_SECRET, "", secrets.token_hex(32))
+            return self._value
+
+    def renewed(self, used: bytes) -> bytes:
+        """Returns the one that the job's store has now, which may have begun anew since `used` was read from it; `used`
+        where it does not answer, or was asked a moment ago. It gets back the secret that it has lost, unless a process
+        that has started since has made another."""
+        with self._lock:
+            now = time.monotonic()
+            if self._value == used and now >= self._renewed_at + _RENEW_AGAIN:
+                self._renewed_at = now
+                try:
+                    self._value = JobStore(lasting=True, timeout=_RENEW_WITHIN).compare_set(_SECRET, "", used)
+                except StoreError as error:
+                    logger.info("the job's store was not asked for its secret: %s", error)
+            return used if self._value is None else self._value
+
+
+_known = _KnownSecret()
+
+
 def _job_secret() -> bytes:
-    """Returns the key that all processes of the job know; the first that needs it makes it."""
-    return JobStore(lasting=True).compare_set(_SECRET, "", secrets.token_hex(32))
+    return _known.value()
+
+
+def _renewed_secret(used: bytes) -> bytes:
+    return _known.renewed(used)
 
 
 def _listening_place(port: int) -> tuple[socket.AddressFamily, tuple[str, int]]:

@@ -175,8 +175,8 @@ class ShardClient(ABC, Generic[_Leased]):
 
         Args:
             shard: As `fetch` returned it.
-            error: Why it failed. It is tried again, by any rank; after three tries it is set aside, and named in the
-                dataset's result.
+            error: Why it failed. It is tried again later, by any rank; after three tries between which other shards
+                were done it is set aside, and named in the dataset's result.
 
         Raises:
             ValueError: if the shard is not in progress.

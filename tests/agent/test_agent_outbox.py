@@ -4,25 +4,43 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+import tempfile
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from perdure.agent import outbox as outbox_module
-from perdure.agent.outbox import ControlPlaneBusy, DestinationNotFound, Outbox, envelope, spread_of
+from perdure.agent.outbox import (
+    MOST_OF_A_KIND,
+    ControlPlaneBusy,
+    DestinationNotFound,
+    Outbox,
+    envelope,
+    spread_of,
+)
 from perdure.contract import (
     AgentMessage,
+    BadNumber,
+    CheckpointRef,
+    CheckpointStored,
+    DatasetNeeded,
+    DatasetParameters,
     Failure,
     FailureKind,
     Finished,
     Joined,
     NodeCredentials,
+    NumberKind,
     PortsChanged,
+    RankNumber,
     Ready,
     Stepping,
+    StoredCheckpoint,
 )
 from tests.support.waiting import eventually, tasks_wait
 
@@ -245,6 +263,83 @@ async def test_an_entry_that_this_release_cannot_read_is_kept_aside_and_holds_no
     assert (name, message.model_dump()["kind"]) == ("failure", FailureKind.UNKNOWN)
     assert json.loads((tmp_path / "outbox.json.rejected").read_text()) == bad
     assert "cannot be read" in caplog.text
+
+
+REPORTS: dict[str, Callable[[int], AgentMessage]] = {
+    "exit": lambda number: Failure(**envelope(NODE), generation=number, kind=FailureKind.COMMAND),
+    "ranks": failure,
+    "finished": lambda number: Finished(**envelope(NODE), generation=number),
+    "joined": lambda number: joined().replace(generation=number),
+    "stored": lambda number: CheckpointStored(
+        **envelope(NODE), stored=StoredCheckpoint(checkpoint=CheckpointRef(step=number, run="r", generation=number))
+    ),
+    "number": lambda number: BadNumber(
+        **envelope(NODE),
+        generation=number,
+        number=RankNumber(rank=0, kind=NumberKind.LOSS, value="nan", step=number, last_finite=0),
+    ),
+    "dataset": lambda number: DatasetNeeded(
+        **envelope(NODE), name=f"set-{number}", parameters=DatasetParameters(size=1, shard_size=1)
+    ),
+}
+"""Reports of which each counts, by what they are about: of the launcher, and of a training loop."""
+
+
+def kept(outbox: Outbox) -> list[AgentMessage]:
+    return [entry.message for entry in outbox._entries]
+
+
+@settings(deadline=None, max_examples=30)
+@given(
+    runs=st.lists(st.tuples(st.sampled_from(list(REPORTS)), st.sampled_from([1, 2, 60, 230])), max_size=8),
+    is_sent=st.booleans(),
+)
+def test_reports_that_come_in_a_loop_push_out_the_oldest_of_their_own_kind_only(
+    runs: list[tuple[str, int]], is_sent: bool
+) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        outbox = make(Path(folder), Destination())
+        outbox._save = lambda: None
+        put: dict[str, list[AgentMessage]] = {}
+        for name, count in runs:
+            for _ in range(count):
+                message = REPORTS[name](len(put.setdefault(name, [])))
+                put[name].append(message)
+                outbox.put(message)
+                if is_sent:
+                    outbox._entries[0].sequence = 1
+        for messages in put.values():
+            of_kind = [one for one in kept(outbox) if any(one is message for message in messages)]
+            assert of_kind[-min(len(messages), MOST_OF_A_KIND - 1) :] == messages[-MOST_OF_A_KIND + 1 :]
+            assert len(of_kind) <= MOST_OF_A_KIND
+            assert [messages.index(one) for one in of_kind] == sorted(messages.index(one) for one in of_kind)
+
+
+def test_a_report_that_may_have_arrived_is_kept_for_its_repeat(tmp_path: Path) -> None:
+    outbox = make(tmp_path, Destination())
+    outbox.put(failure(1))
+    outbox._entries[0].sequence = 7
+    for generation in range(2, 2 * MOST_OF_A_KIND):
+        outbox.put(failure(generation))
+    assert outbox._entries[0].sequence == 7
+    assert len(kept(outbox)) == MOST_OF_A_KIND
+
+
+async def test_the_end_of_a_command_is_reported_after_two_hundred_reports_of_its_ranks(
+    tmp_path: Path, destination: Destination
+) -> None:
+    outbox = make(tmp_path, destination)
+    destination.problem = ConnectionError("away")
+    for generation in range(230):
+        outbox.put(REPORTS["number"](generation))
+    outbox.put(REPORTS["exit"](230))
+    outbox.put(REPORTS["finished"](230))
+    destination.problem = None
+    async with running(make(tmp_path, destination)):
+        await eventually(lambda: "finished" in destination.names)
+    assert destination.names.count("failure") == 1
+    newest = [one.generation for _, one in destination.heard if isinstance(one, BadNumber)]
+    assert newest == [*range(230 - MOST_OF_A_KIND, 230)]
 
 
 def stepping(generation: int) -> Stepping:

@@ -6,13 +6,25 @@ from datetime import timedelta
 
 import pytest
 
-from perdure.contract import Lookup, Restore, RestoreSource
+from perdure.contract import JobPhase, Lookup, NodeFacts, NodeView, Restore, RestoreSource
 from perdure.contract.transitions import NodeRestoredCheckpoint, NodeUnreachable
-from perdure.workflows.policy.facts.events import RelaunchRequested, TimePassed
+from perdure.workflows.policy.capacity.memory_in_place import PATIENCE
+from perdure.workflows.policy.facts.events import (
+    GroupAdopted,
+    RelaunchRequested,
+    ResumeRequested,
+    SuspendRequested,
+    TimePassed,
+)
+from tests.policy.capacity.test_memory_in_place import killed, pods, raised
 from tests.policy.capacity.test_scaling import ScaledJob
+from tests.policy.capacity.test_smaller_requests import pods as smaller_pods
+from tests.policy.capacity.test_smaller_requests import waits
 from tests.policy.capacity.test_throughput import shared
+from tests.policy.job_of_roles import Roles
 from tests.policy.repair.test_slow_ranks import job as slow_job
 from tests.policy.repair.test_slow_ranks import report
+from tests.policy.roles.test_resets import adopt
 from tests.policy.scenario import Scenario
 
 HOUR = timedelta(hours=1)
@@ -118,3 +130,132 @@ def test_a_rank_that_was_slow_before_an_outage_is_not_replaced_before_it_can_be_
 def test_a_rank_that_is_slow_after_an_outage_is_replaced():
     job = away(report(slow_job("replace"), [2]), HOUR)
     assert job.wait(timedelta(seconds=16)).incarnations[2] == 2
+
+
+def test_a_node_is_not_replaced_for_memory_that_no_worker_could_give_it():
+    job = away(killed(pods().running()), HOUR)
+    assert (job.node(1).incarnation, job.generation) == (1, 1)
+    raised(job)
+    assert (job.node(1).incarnation, job.generation) == (1, 2)
+    job = away(killed(pods().running()), HOUR).wait(PATIENCE)
+    assert job.node(1).incarnation == 2
+
+
+def test_nodes_do_not_request_less_for_a_machine_that_may_have_come_while_no_worker_was_there():
+    job = waits(smaller_pods({"cpu": 8}), 0, 1)
+    away(job, HOUR)
+    assert [job.node(rank).incarnation for rank in (0, 1)] == [1, 1]
+    job.wait(60)
+    assert [job.node(rank).incarnation for rank in (0, 1)] == [2, 2]
+
+
+def roles_away(job: Roles, duration: timedelta) -> Roles:
+    job.now += duration
+    return job.take(TimePassed())
+
+
+def phases(job: Roles) -> dict[str, JobPhase]:
+    return {name: role.phase for name, role in job.state.roles.items()}
+
+
+@pytest.mark.parametrize("lost", [("a",), ("b",), ("a", "b")])
+def test_each_role_of_a_job_has_its_wait_again(lost: tuple[str, ...]):
+    job = Roles(a={}, b={}).runs("a", "b")
+    for role in lost:
+        job.lost(role, 1)
+    generations = [job.view(role).generation for role in ("a", "b")]
+    roles_away(job, HOUR)
+    assert phases(job) == {role: JobPhase.WAITING if role in lost else JobPhase.RUNNING for role in ("a", "b")}
+    assert [job.view(role).generation for role in ("a", "b")] == generations
+    job.wait(9 * 60)
+    assert job.state.outcome is None
+    job.wait(2 * 60)
+    assert job.state.outcome is not None
+    assert "recovery.replace_timeout" in job.state.outcome.reason
+
+
+def test_a_role_that_waits_for_another_one_that_came_in_an_outage_is_started():
+    job = Roles(trainer={"depends_on": {"ps": "ready"}}, ps={"ready": {"port": 6000}})
+    roles_away(job, HOUR)
+    assert phases(job) == {"trainer": JobPhase.STARTING, "ps": JobPhase.STARTING}
+    job.runs("ps", "trainer")
+    assert phases(job) == {"trainer": JobPhase.RUNNING, "ps": JobPhase.RUNNING}
+
+
+def test_a_role_that_rests_and_one_that_is_over_change_nothing_for_the_others_after_an_outage():
+    job = Roles(trainer={"depends_on": {"data": "completed"}}, data={"nodes": 1}, evaluator={"ends_job": False})
+    job.runs("data").command_ended("data").removed("data").runs("trainer", "evaluator")
+    job.take(SuspendRequested(role="evaluator")).removed("evaluator").lost("trainer", 0)
+    roles_away(job, HOUR)
+    assert phases(job) == {
+        "trainer": JobPhase.WAITING,
+        "data": JobPhase.SUCCEEDED,
+        "evaluator": JobPhase.SUSPENDED,
+    }
+    job.take(ResumeRequested(role="evaluator")).runs("evaluator").removed("trainer").runs("trainer")
+    assert phases(job) == {
+        "trainer": JobPhase.RUNNING,
+        "data": JobPhase.SUCCEEDED,
+        "evaluator": JobPhase.RUNNING,
+    }
+
+
+def test_all_roles_of_a_job_that_is_suspended_make_another_checkpoint_after_an_outage():
+    job = Roles(storage="file:///ckpt", a={}, b={}).runs("a", "b").take(SuspendRequested())
+    known = job.state.roles["a"]
+    saved = known.checkpoints.replace(answered=known.checkpoints.requests)
+    job.state = job.state.with_role(known.replace(checkpoints=saved))
+    roles_away(job, HOUR)
+    assert phases(job) == {"a": JobPhase.RUNNING, "b": JobPhase.RUNNING}, "b may need what a has trained since"
+    assert [role.checkpoints.requests for role in job.state.roles.values()] == [2, 2]
+    job.wait(61)
+    assert phases(job) == {"a": JobPhase.SUSPENDED, "b": JobPhase.SUSPENDED}
+
+
+def test_an_unreachable_node_of_one_role_has_time_to_be_heard_and_the_other_role_trains_on():
+    job = Roles(a={"nodes": 3}, b={}).runs("a", "b").lost("a", 2)
+    job.transition("a", 1, NodeUnreachable)
+    before = job.view("b").generation
+    roles_away(job, HOUR)
+    assert job.view("a").nodes[1].incarnation == 1
+    job.wait(16)
+    assert job.view("a").nodes[1].incarnation == 2
+    assert (job.view("b").generation, phases(job)["b"]) == (before, JobPhase.RUNNING)
+
+
+@pytest.mark.parametrize("missed", ["its wait", "its wait, and the return of the node"])
+def test_a_job_that_is_reset_to_a_wait_of_long_ago_has_it_again(missed: str):
+    job = Scenario("2").running().lost(1)
+    assert job.state.phase is JobPhase.WAITING
+    away(job, HOUR)
+    assert job.state.outcome is None
+    if "return" in missed:
+        views = [
+            NodeView(
+                **node.part(NodeFacts),
+                rank=node.rank,
+                incarnation=node.incarnation,
+                token="theirs",
+                generation=2,
+            )
+            for node in job.state.nodes.values()
+        ]
+        job.take(GroupAdopted(group=0, nodes=tuple(views)))
+    job.wait(timedelta(minutes=9))
+    assert job.state.outcome is None
+    job.removed(1).ready(1)
+    assert job.state.world is not None
+    assert job.generation == 2 + ("return" in missed)
+
+
+def test_a_job_of_roles_that_is_reset_to_its_beginning_while_no_worker_is_there_adopts_all_nodes():
+    earlier = Roles(a={}, b={}).runs("a", "b")
+    job = roles_away(Roles(a={}, b={}), HOUR)
+    assert job.state.outcome is None
+    adopt(job, earlier, "a")
+    roles_away(job, HOUR)
+    assert job.state.outcome is None
+    adopt(job, earlier, "b")
+    job.steps("a").steps("b")
+    assert phases(job) == {"a": JobPhase.RUNNING, "b": JobPhase.RUNNING}
+    assert [role.generation for role in job.state.roles.values()] == [2, 2]

@@ -73,6 +73,10 @@ class AgentInThread:
         self._ready.set()
         await self._stop.wait()
 
+    def begin_anew(self) -> None:
+        """The workflow of the store was terminated, and another one started."""
+        self._loop.call_soon_threadsafe(lambda: setattr(self, "_state", StoreState()))
+
     def begin_generation(self, generation: int, *, keeps_processes: bool = False) -> None:
         """A newer world reaches the node."""
         done = threading.Event()

@@ -18,11 +18,13 @@ from typing import Any
 import pytest
 
 from perdure_training import roles
+from perdure_training.node_api.agent_client import Agent
 from perdure_training.node_api.layout import PROGRESS
 from perdure_training.node_api.layout import ROLES as FILE
 from perdure_training.roles import rpc
+from perdure_training.store import JobStore, StoreError
 from tests.support.temporal_server import free_port
-from tests.training.agent_in_thread import agent_in_thread
+from tests.training.agent_in_thread import AgentInThread, agent_in_thread
 
 SOON = timedelta(seconds=0.3)
 
@@ -62,6 +64,7 @@ class Exploit:
 @pytest.fixture
 def secret(monkeypatch: pytest.MonkeyPatch) -> bytes:
     monkeypatch.setattr(rpc, "_job_secret", lambda: b"the job's secret")
+    monkeypatch.setattr(rpc, "_renewed_secret", lambda used: b"the job's secret")
     return b"the job's secret"
 
 
@@ -134,7 +137,7 @@ def listens_at(monkeypatch: pytest.MonkeyPatch, own: str | None, *hosts: str) ->
     monkeypatch.delenv("PERDURE_NODE_ADDRESS", raising=False)
     if own is not None:
         monkeypatch.setenv("PERDURE_NODE_ADDRESS", own)
-    server = rpc._Server(free_port(), Reward(), b"secret")
+    server = rpc._Server(free_port(), Reward(), b"secret", renewed=lambda used: used)
     thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
     found: list[bool] = []
@@ -296,6 +299,7 @@ def test_a_sender_without_the_secret_is_refused_before_anything_is_unpickled(
             while stranger.recv(4096):
                 pass
     monkeypatch.setattr(rpc, "_job_secret", lambda: b"a guess")
+    monkeypatch.setattr(rpc, "_renewed_secret", lambda used: used)
     with pytest.raises(roles.RoleUnavailable):
         roles.call("reward", "score", [1.0])
     assert reward.calls == []
@@ -366,14 +370,80 @@ def test_a_role_without_a_port_is_told_what_it_lacks(monkeypatch: pytest.MonkeyP
         roles.export(Reward())
 
 
-def test_the_secret_is_the_same_for_all_roles_of_a_job(monkeypatch: pytest.MonkeyPatch):
+@pytest.fixture
+def agent(monkeypatch: pytest.MonkeyPatch, tell: Callable[..., None]) -> Iterator[AgentInThread]:
+    """The node's agent, and the job's store, which this process has not called yet."""
     with agent_in_thread() as agent:
-        monkeypatch.setenv("PERDURE_PROGRESS_DIR", str(agent.path.parent / PROGRESS))
-        monkeypatch.setenv("PERDURE_GENERATION", "1")
+        monkeypatch.setattr(rpc, "JobStore", lambda **fields: JobStore(agent=Agent(agent.path), **fields))
         monkeypatch.setenv("RANK", "0")
-        rpc._job_secret.cache_clear()
-        first = rpc._job_secret()
-        rpc._job_secret.cache_clear()
-        assert rpc._job_secret() == first
-        assert len(first) == 64
-    rpc._job_secret.cache_clear()
+        monkeypatch.setattr(rpc, "_known", rpc._KnownSecret())
+        yield agent
+
+
+def of_another_process() -> Any:
+    """What a process that starts now knows."""
+    return rpc._KnownSecret()
+
+
+def test_the_secret_is_the_same_for_all_roles_of_a_job(agent: AgentInThread):
+    first = rpc._job_secret()
+    assert of_another_process().value() == first
+    assert len(first) == 64
+
+
+def test_a_process_that_starts_after_the_store_has_begun_anew_calls_one_from_before(
+    agent: AgentInThread, tell: Callable[..., None], serve: Callable[..., Reward], monkeypatch: pytest.MonkeyPatch
+):
+    port = free_port()
+    tell(port)
+    reward = serve(port)
+    assert roles.call("reward", "score", [1.0]) == 1
+    agent.begin_anew()
+    caller = of_another_process()
+    caller.value()
+    monkeypatch.setattr(rpc, "_job_secret", caller.value)
+    monkeypatch.setattr(rpc, "_renewed_secret", caller.renewed)
+    assert roles.call("reward", "score", [2.0]) == 2
+    assert reward.calls == [[1.0], [2.0]]
+
+
+def test_a_process_from_before_calls_one_that_started_after_the_store_had_begun_anew(
+    agent: AgentInThread, tell: Callable[..., None], serve: Callable[..., Reward], monkeypatch: pytest.MonkeyPatch
+):
+    before = rpc._known
+    before.value()
+    agent.begin_anew()
+    monkeypatch.setattr(rpc, "_known", of_another_process())
+    port = free_port()
+    tell(port)
+    reward = serve(port)
+    monkeypatch.setattr(rpc, "_job_secret", before.value)
+    monkeypatch.setattr(rpc, "_renewed_secret", before.renewed)
+    with pytest.raises(roles.RoleUnavailable, match=r"the job's store has begun anew .* Call again"):
+        roles.call("reward", "score", [1.0])
+    assert reward.calls == []
+    assert roles.call("reward", "score", [1.0]) == 1
+
+
+def test_processes_from_before_keep_their_secret_where_none_has_started_since(agent: AgentInThread):
+    first = rpc._job_secret()
+    agent.begin_anew()
+    assert rpc._renewed_secret(first) == first
+    assert of_another_process().value() == first
+
+
+def test_a_stranger_has_the_store_asked_once_in_a_while(agent: AgentInThread):
+    first = rpc._job_secret()
+    calls = agent.calls
+    assert {rpc._renewed_secret(first) for _ in range(20)} == {first}
+    assert agent.calls == calls + 1
+
+
+def test_a_store_that_does_not_answer_leaves_the_secret_as_it_is(agent: AgentInThread, monkeypatch: pytest.MonkeyPatch):
+    first = rpc._job_secret()
+
+    def away(**_: Any) -> JobStore:
+        raise StoreError("the agent is away")
+
+    monkeypatch.setattr(rpc, "JobStore", away)
+    assert rpc._renewed_secret(first) == first

@@ -33,6 +33,7 @@ from perdure.contract.names import dataset_workflow_id, watch_task_queue
 from perdure.workflows import options
 from perdure.workflows.companion import JobOwner
 from perdure.workflows.dataset import Dataset, DatasetInput
+from perdure.workflows.policy.services import datasets
 from perdure.workflows.policy.services.datasets import MOST_NAMED, MOST_TRIES, DatasetState
 from perdure.workflows.policy.services.spans import difference, size, union
 from tests.support.waiting import eventually
@@ -124,7 +125,12 @@ async def test_the_next_world_gets_what_a_lost_node_had_leased(fleet: Fleet):
     assert (await lost.exchange(shards=1, done=lost.holds)).superseded
 
 
-async def test_a_job_names_shards_that_were_set_aside_in_its_status_and_its_result(fleet: Fleet):
+async def test_a_job_names_shards_that_were_set_aside_in_its_status_and_its_result(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+):
+    # Nothing else is done meanwhile, and each try counts at once.
+    monkeypatch.setattr(datasets, "LONGEST_OUTAGE", timedelta())
+    monkeypatch.setattr(datasets, "PAUSES", (timedelta(),))
     handle = await submit(fleet, job_spec("1", timing=QUICK_END))
     await running(handle, nodes=1)
     played = await node(fleet, handle, 0)

@@ -12,7 +12,14 @@ from datetime import datetime, timedelta
 
 from perdure.spec.job import JobSpec
 from perdure.workflows.policy.behavior import Behavior
-from perdure.workflows.policy.capacity import admission, missing_nodes, planned_changes, waiting
+from perdure.workflows.policy.capacity import (
+    admission,
+    memory_in_place,
+    missing_nodes,
+    planned_changes,
+    smaller_requests,
+    waiting,
+)
 from perdure.workflows.policy.checkpoints import state_loss
 from perdure.workflows.policy.diagnosis import unreachable
 from perdure.workflows.policy.facts.agent_messages import CONTROL_LAG, CONTROL_LAG_GRACE
@@ -40,6 +47,7 @@ def excuse(state: JobState, job: JobSpec, now: datetime) -> JobState:
         view = _excuse_wait_for_nodes(view, job, now)
         view = _excuse_wait_for_larger_world(view, job, now)
         view = _excuse_wait_for_state(view, job, now)
+        view = _excuse_waits_for_room(view, job, now)
         view = _excuse_ends(view, job, now)
         view = _excuse_agents(view, job, now)
         if view is not before:
@@ -79,6 +87,17 @@ def _excuse_wait_for_state(state: RoleInJob, job: JobSpec, now: datetime) -> Rol
         return state
     more = now - end + _again(end - awaited.since, end, now)
     return state.replace(checkpoints=state.checkpoints.replace(awaited=awaited.replace(excused=awaited.excused + more)))
+
+
+def _excuse_waits_for_room(state: RoleInJob, job: JobSpec, now: datetime) -> RoleInJob:
+    """Nodes may have been given the memory, or a machine, for which they wait."""
+    for node in state.nodes.values():
+        if node.alive and _is_late(node.memory_awaited_until, now):
+            state = state.with_node(node.replace(memory_awaited_until=now + memory_in_place.PATIENCE))
+    [end] = smaller_requests.next_looks(state, job) or [None]
+    if end is None or state.short_since is None or not _is_late(end, now):
+        return state
+    return state.replace(short_since=state.short_since + (now - end) + _again(end - state.short_since, end, now))
 
 
 def _excuse_ends(state: RoleInJob, job: JobSpec, now: datetime) -> RoleInJob:

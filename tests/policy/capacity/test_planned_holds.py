@@ -22,13 +22,16 @@ from perdure.contract import (
 from perdure.contract.transitions import NodeEnding, NodeStepping, NodeStoredCheckpoint
 from perdure.workflows.policy.behavior import Behavior
 from perdure.workflows.policy.checkpoints import commits, state_loss
+from perdure.workflows.policy.decide import apply_events
 from perdure.workflows.policy.facts.events import (
     RelaunchRequested,
     ResumeRequested,
     ScaleRequested,
     SuspendRequested,
+    TimePassed,
 )
 from perdure.workflows.policy.record.projections import next_action, warnings_of
+from perdure.workflows.policy.state.checkpoint import DurableCheckpoint
 from perdure.workflows.policy.state.job import JobState
 from perdure.workflows.policy.world.group_desire import desires_of
 from perdure.workflows.requests import check_scale
@@ -54,13 +57,13 @@ def hold(job: Scenario) -> HoldRequest | None:
     return desires_of(job.state)[0].hold
 
 
-def held(job: Scenario, *, step: int = 40, problem: str = "", number: int | None = None) -> Scenario:
+def held(job: Scenario, *, step: int = 40, problem: str = "", number: int | None = None, **facts: Any) -> Scenario:
     """All ranks wait at a step, or say why it would be lost."""
     request = hold(job)
     number = number or (request.number if request is not None else 0)
     checkpoint = CheckpointRef(step=step, run=UID, generation=job.generation)
     stored = StoredCheckpoint(checkpoint=checkpoint, answers=number, in_memory=True)
-    return job.transition(0, NodeStoredCheckpoint, generation=job.generation, stored=stored, problem=problem)
+    return job.transition(0, NodeStoredCheckpoint, generation=job.generation, stored=stored, problem=problem, **facts)
 
 
 def size(job: Scenario) -> int:
@@ -298,6 +301,158 @@ def test_a_suspension_does_not_take_the_checkpoint_of_a_change_that_waits():
     assert hold(job) is not None
     job.take(SuspendRequested())
     assert job.state.phase is JobPhase.SUSPENDED, "without a storage nothing is kept"
+
+
+@pytest.mark.parametrize("is_answered", [False, True], ids=["asked", "answered"])
+@pytest.mark.parametrize("failure", ["a rank is killed", "a node is lost"])
+def test_ranks_of_the_world_after_a_failure_wait_at_the_step_that_is_stored_for_a_suspension(
+    failure: str, is_answered: bool
+):
+    job = training(**STORAGE).take(SuspendRequested())
+    if is_answered:
+        held(job, step=30)
+    job.now += timedelta(seconds=10)
+    if failure == "a rank is killed":
+        job.rank_killed(1)
+    else:
+        job.lost(1).removed(1).ready(1)
+    assert job.generation == 2
+    assert hold(job) == HoldRequest(number=2, generation=2, stores=1, within=timedelta(seconds=50))
+    job.steps()
+    assert job.state.phase is JobPhase.RUNNING
+    held(job, step=34)
+    make_durable(job, step=34, answers=1)
+    assert job.state.phase is JobPhase.SUSPENDED
+    assert any("is durable: all ranks waited at it, and no step is lost" in one.text for one in job.incident.evidence)
+
+
+def test_a_step_that_the_ranks_of_an_older_world_have_waited_at_is_not_taken_for_that_of_a_suspension():
+    job = held(training(**STORAGE).take(SuspendRequested()), step=30)
+    job.rank_killed(1).steps()
+    make_durable(job, step=34, answers=1)
+    assert job.state.phase is JobPhase.SUSPENDED
+    assert not any("no step is lost" in one.text for one in job.incident.evidence)
+
+
+def test_a_suspension_of_ranks_that_could_not_wait_requests_nothing_of_those_that_follow():
+    job = training(**STORAGE).take(SuspendRequested())
+    held(job, problem="rank 1 has no room to save step 30")
+    job.rank_killed(1).steps()
+    assert (job.generation, hold(job), job.state.phase) == (2, None, JobPhase.RUNNING)
+    make_durable(job, answers=1)
+    assert job.state.phase is JobPhase.SUSPENDED
+
+
+@pytest.mark.parametrize("spec", [{}, STORAGE], ids=["memory", "storage"])
+def test_ranks_of_the_world_after_a_failure_wait_for_the_copies_of_a_node_that_is_replaced(spec: dict[str, Any]):
+    job = training(**spec).take(RelaunchRequested(rank=1))
+    job.rank_killed(0)
+    assert job.generation == 2
+    job.steps()
+    if spec:
+        make_durable(job, answers=1)
+    request = hold(job)
+    assert request is not None
+    assert (request.generation, request.copies) == (2, True)
+    assert job.node(1).incarnation == 1
+    held(job, step=44)
+    assert job.node(1).incarnation == 2
+    assert any("all ranks waited at step 44" in one.text for one in job.incident.evidence)
+
+
+def test_ranks_wait_for_no_replacement_of_a_node_that_a_failure_has_replaced():
+    job = training().take(RelaunchRequested(rank=1)).lost(1).removed(1).ready(1).steps()
+    request = hold(job)
+    assert (job.generation, job.node(1).incarnation) == (2, 2)
+    assert request is None or request.generation == 1
+    job.wait(timedelta(minutes=3))
+    assert (job.generation, job.node(1).incarnation, job.state.postponed) == (2, 2, None)
+
+
+def changes(job: Scenario) -> list[str]:
+    """What the entries say was lost by changes."""
+    return [one.text for entry in job.state.incidents for one in entry.evidence if "ranks waited at" in one.text]
+
+
+@pytest.mark.parametrize(
+    "change", [ScaleRequested(minimum=2, maximum=2), RelaunchRequested(rank=2)], ids=["scale", "relaunch"]
+)
+def test_ranks_that_have_trained_on_while_no_worker_was_there_wait_once_more(change: Any):
+    job = training().take(change)
+    asked_at = job.now
+    job.now += timedelta(seconds=90)
+    held(job, time=asked_at + timedelta(seconds=5))
+    assert (job.generation, job.node(2).incarnation) == (1, 1), "they had trained on after a minute"
+    request = hold(job)
+    assert request is not None
+    assert request.number == 2
+    held(job, step=90)
+    job.those_that_leave_end()
+    assert changes(job) == ["all ranks waited at step 90 until it was safe in memory: no step is lost"]
+
+
+def test_ranks_of_a_node_whose_clock_is_late_are_not_taken_to_have_trained_on():
+    job = training().take(ScaleRequested(minimum=2, maximum=2)).wait(5)
+    held(job, time=job.now - timedelta(minutes=10))
+    job.those_that_leave_end()
+    assert (job.generation, size(job)) == (2, 2)
+    assert changes(job) == ["all ranks waited at step 40 until it was safe in memory: no step is lost"]
+
+
+def test_a_change_whose_worker_is_always_late_is_made_and_claims_no_step():
+    job = training().take(ScaleRequested(minimum=2, maximum=2))
+    for _ in range(4):
+        assert hold(job) is not None
+        asked_at = job.now
+        job.now += timedelta(minutes=5)
+        held(job, time=asked_at + timedelta(seconds=5))
+    job.those_that_leave_end()
+    assert (job.generation, size(job)) == (2, 2)
+    [text] = changes(job)
+    assert text.startswith("all ranks waited at step 40, and had trained on when the change was made")
+
+
+def test_a_suspension_whose_worker_is_always_late_claims_no_step():
+    job = training(**STORAGE).take(SuspendRequested())
+    for number in range(1, 5):
+        assert job.state.phase is JobPhase.RUNNING
+        request = hold(job)
+        assert request is not None
+        asked_at = job.now
+        job.now += timedelta(minutes=5)
+        checkpoint = CheckpointRef(step=40 + number, run=UID, generation=1)
+        waiting = StoredCheckpoint(checkpoint=checkpoint, answers=request.number, in_memory=True)
+        job.whole = apply_events(
+            job.whole,
+            [
+                NodeStoredCheckpoint(
+                    rank=0,
+                    incarnation=1,
+                    time=asked_at + timedelta(seconds=5),
+                    generation=1,
+                    stored=waiting,
+                ),
+            ],
+            job.job,
+            job.now,
+        )
+        if number == 4:
+            known = job.state.checkpoints
+            durable = DurableCheckpoint(checkpoint=checkpoint, committed_at=asked_at)
+            job.state = job.state.replace(checkpoints=known.replace(durable=durable, answered=known.requests))
+        job.take(TimePassed())
+    assert job.state.phase is JobPhase.SUSPENDED
+    [text] = [one.text for one in job.incident.evidence if "is durable" in one.text]
+    assert "no step is lost" not in text
+    assert "had trained on when the change was made" in text
+
+
+def test_a_change_that_was_refused_is_not_begun_again_before_its_time():
+    job = training().take(ScaleRequested(minimum=2, maximum=2))
+    held(job, problem=PROBLEM)
+    job.now += timedelta(minutes=5)
+    job.take(TimePassed())
+    assert (hold(job), job.generation) == (None, 1)
 
 
 def test_an_answer_of_another_world_or_request_counts_for_nothing():

@@ -5,18 +5,22 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
+import pytest
+
 from perdure.contract import AwaitNodes, JobPhase, NodePhase, ReplaceNodes, RestoreSource
-from perdure.workflows.policy.facts.events import ScaleRequested
+from perdure.workflows.policy.facts.events import ResumeRequested, ScaleRequested, SuspendRequested
+from tests.policy.capacity.test_planned_changes import make_durable
 from tests.policy.checkpoints.test_commits import restored
 from tests.policy.scenario import Scenario
 
+STORAGE: dict[str, Any] = {"checkpoint": {"storage": "file:///ckpt"}}
 PROBLEM = "expert differs between the 3 ranks that saved it"
 REFUSED: dict[str, Any] = {"step": 313, "source": RestoreSource.MEMORY, "refused": PROBLEM, "of_ranks": 3}
 
 
-def shrunk() -> Scenario:
+def shrunk(**spec: Any) -> Scenario:
     """A job of 2 to 3 nodes that continues with two, while the third is replaced."""
-    job = Scenario("2:3").running().lost(2)
+    job = Scenario("2:3", **spec).running().lost(2)
     assert (job.generation, job.state.world and job.state.world.nodes) == (2, 2)
     return job
 
@@ -100,4 +104,38 @@ def test_a_state_that_another_world_has_loaded_is_bound_to_no_size():
     restored(job, generation=2, **REFUSED)
     assert job.state.checkpoints.bound is not None
     restored(job, generation=2, step=300, source=RestoreSource.STORAGE)
+    assert job.state.checkpoints.bound is None
+
+
+def resumed_with_two(job: Scenario) -> Scenario:
+    """It was suspended while its state was bound to three nodes, and two come back."""
+    job.removed(2).ready(2).steps()
+    restored(job, generation=3, step=313, source=RestoreSource.MEMORY)
+    job.take(SuspendRequested()).wait(timedelta(minutes=2))
+    assert job.state.phase is JobPhase.SUSPENDED
+    job.take(ResumeRequested()).removed(0, 1, 2).ready(0, 1)
+    return job.wait(timedelta(minutes=1))
+
+
+@pytest.mark.parametrize("spec", [{}, STORAGE], ids=["no storage", "nothing stored"])
+def test_a_job_whose_memory_a_suspension_has_ended_is_bound_to_no_size(spec: dict[str, Any]):
+    job = shrunk(**spec)
+    restored(job, generation=2, **REFUSED)
+    resumed_with_two(job)
+    assert (job.state.generation, job.state.world and job.state.world.nodes) == (4, 2)
+
+
+def test_a_stored_state_stays_bound_to_its_size_through_a_suspension():
+    job = shrunk(**STORAGE)
+    make_durable(job.steps())
+    restored(job, generation=2, **REFUSED)
+    resumed_with_two(job)
+    assert (job.state.generation, job.state.phase) == (3, JobPhase.WAITING)
+    assert "the state of step 313 needs 3 nodes" in job.state.reason
+
+
+def test_a_role_that_is_suspended_alone_is_bound_to_no_size_either():
+    job = shrunk()
+    restored(job, generation=2, **REFUSED)
+    job.take(SuspendRequested(role="worker"))
     assert job.state.checkpoints.bound is None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -22,13 +24,17 @@ from perdure.contract import (
 )
 from perdure.contract.datasets import MOST_SPANS, PARTITION_SIZE, Span, Spans
 from perdure.workflows.policy.services.datasets import (
+    LONGEST_AT_END,
+    LONGEST_OUTAGE,
     MOST_ASIDE,
     MOST_FAILED,
+    MOST_FAILURES,
     MOST_FRAGMENTS,
     MOST_HELD,
     MOST_LOOKED_AT,
     MOST_TRIES,
     DatasetState,
+    FailedTries,
     Shards,
     _rest,
     begin,
@@ -41,6 +47,7 @@ from perdure.workflows.policy.services.datasets import (
 from perdure.workflows.policy.services.spans import difference, intersection, size, union
 from tests.support.processor_time import ends_within
 
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
 RANKS = 3
 WHOLE = DatasetParameters(size=100, shard_size=8, epochs=2)
 
@@ -257,6 +264,26 @@ TestStreamMachine = StreamMachine.TestCase
 TestStreamMachine.settings = settings(stateful_step_count=30)
 
 
+class TimedMachine(Machine):
+    """The same while time passes: shards that have failed are tried again after a pause."""
+
+    def exchange(
+        self, rank: Rank, request: ShardRequest, term: Term | None = None, *, keeps_processes: bool = False
+    ) -> ShardAnswer:
+        self.now = getattr(self, "now", NOW) + timedelta(seconds=1)
+        self.state, answer = exchange(
+            self.state, self.parameters, term or self.term, request, keeps_processes=keeps_processes, now=self.now
+        )
+        assert not answer.refused
+        assert not answer.superseded
+        rank.take(answer)
+        return answer
+
+
+TestTimedMachine = TimedMachine.TestCase
+TestTimedMachine.settings = settings(stateful_step_count=30)
+
+
 def stream(starts: list[int], *, shard_size: int = 10) -> DatasetParameters:
     names = tuple(f"p{number}" for number in range(len(starts)))
     return DatasetParameters(
@@ -463,6 +490,99 @@ def test_a_dataset_without_an_end_is_never_drained():
         assert not answer.drained
     assert view(state).total is None
     assert state.next > 300
+
+
+class Readers:
+    """Ranks that read a dataset, a shard at a time, whatever fails."""
+
+    def __init__(self, *, size: int, ranks: int = 1) -> None:
+        self.parameters = DatasetParameters(size=size, shard_size=1)
+        self.state = begin(self.parameters)
+        self.held: dict[int, Spans] = dict.fromkeys(range(ranks), ())
+        self.now = NOW
+        self.tries: dict[int, int] = {}
+        self.drained = False
+
+    def read(self, fails: Callable[[int], bool], *, seconds: int) -> Readers:
+        """All ranks try what they hold, once a second, and report it, for so long or until the end."""
+        for _ in range(seconds):
+            self.now += timedelta(seconds=1)
+            drained = True
+            for rank, held in self.held.items():
+                failed = tuple(one for one in held if fails(one[0]))
+                for first, _ in held:
+                    self.tries[first] = self.tries.get(first, 0) + 1
+                request = ShardRequest(
+                    rank=rank,
+                    world_size=len(self.held),
+                    done=difference(held, failed),
+                    failed=tuple(FailedShard(span=one, error="OSError: stale handle") for one in failed),
+                    shards=2,
+                )
+                self.state, answer = exchange(self.state, self.parameters, FIRST, request, now=self.now)
+                assert not answer.refused
+                self.held[rank] = tuple((at, at + 1) for first, end in answer.granted for at in range(first, end))
+                drained = drained and answer.drained
+            if drained:
+                self.drained = True
+                break
+        return self
+
+    @property
+    def aside(self) -> Spans:
+        return self.state.aside
+
+
+@pytest.mark.parametrize("ranks", [1, 4])
+@pytest.mark.parametrize("outage", [30, 600, 3_000])
+@pytest.mark.parametrize("before", [0, 3])
+def test_no_shard_is_set_aside_for_an_outage_of_the_storage(ranks: int, outage: int, before: int):
+    readers = Readers(size=5_000, ranks=ranks).read(lambda _: False, seconds=before)
+    readers.read(lambda _: True, seconds=outage)
+    assert not readers.aside
+    assert len(readers.state.failures) <= MOST_FAILURES
+    readers.read(lambda _: False, seconds=5_000)
+    assert readers.drained
+    assert (readers.aside, samples_done(readers.state)) == ((), 5_000)
+
+
+def test_an_outage_of_the_storage_has_shards_tried_now_and_then_and_not_in_a_loop():
+    readers = Readers(size=10_000).read(lambda _: True, seconds=600)
+    assert sum(readers.tries.values()) <= 600
+
+
+@pytest.mark.parametrize("bad", [range(20, 21), range(20, 60), range(99, 100)], ids=["one", "in a row", "the last"])
+def test_shards_that_fail_while_others_are_done_are_set_aside(bad: range):
+    readers = Readers(size=100).read(lambda first: first in bad, seconds=1_000)
+    assert readers.drained
+    assert size(readers.aside) == len(bad)
+    assert samples_done(readers.state) == 100 - len(bad)
+    assert all(readers.tries[first] >= MOST_TRIES for first in bad)
+
+
+@pytest.mark.parametrize(("size", "longest"), [(20, LONGEST_AT_END), (5_000, LONGEST_OUTAGE)])
+def test_shards_are_set_aside_where_nothing_can_be_read_for_very_long(size: int, longest: timedelta):
+    seconds = int(longest.total_seconds())
+    readers = Readers(size=size).read(lambda _: True, seconds=seconds - 10)
+    assert not readers.aside
+    assert readers.read(lambda _: True, seconds=300).aside
+    readers.read(lambda _: False, seconds=size)
+    assert readers.drained
+
+
+def test_many_shards_that_fail_while_the_storage_is_away_are_not_set_aside_for_their_number():
+    failures = tuple(
+        FailedTries(span=(2 * at, 2 * at + 1), tries=1, since=NOW, failed_at=NOW) for at in range(MOST_FAILURES)
+    )
+    first = 2 * MOST_FAILURES
+    state = begin(LARGE).replace(term=FIRST, failures=failures, next=first + 10, leases={0: ((first, first + 10),)})
+    failed = (FailedShard(span=(first, first + 1)),)
+    later = NOW + timedelta(seconds=5)
+    request = ShardRequest(rank=0, holds=((first + 1, first + 10),), failed=failed)
+    known, _ = exchange(state, LARGE, FIRST, request, now=later)
+    assert (known.aside, size(known.free)) == ((), 1)
+    known, _ = exchange(state.replace(done_at=later), LARGE, FIRST, request, now=later)
+    assert known.aside == ((first, first + 1),)
 
 
 NODE = NodeCredentials(uid="0", role="worker", rank=0, incarnation=1, token="t")

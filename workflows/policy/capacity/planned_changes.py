@@ -29,13 +29,14 @@ from perdure.workflows.policy.checkpoints import commits, holds, other_size, sta
 from perdure.workflows.policy.facts.agent_messages import CONTROL_LAG
 from perdure.workflows.policy.facts.events import Event, RelaunchRequested, SuspendRequested
 from perdure.workflows.policy.record import incidents, observed
+from perdure.workflows.policy.state.checkpoint import HeldStep
 from perdure.workflows.policy.state.job import RoleInJob
 from perdure.workflows.policy.state.role import PostponedChange
 
 _LOOK_AGAIN = timedelta(minutes=10)
 """The time after which a change that was refused is looked at again."""
 _MOST_OUTAGES = 3
-"""Times that a wait begins again: workers that are always late must not keep a job from its user's request."""
+"""Times that a wait begins again: workers that are always late must not keep a job from a change."""
 
 
 def postpone(
@@ -53,16 +54,17 @@ def postpone(
 
 
 def begin_again(state: RoleInJob, job: JobSpec, now: datetime) -> RoleInJob:
-    """Begins the wait of a user's request again where the job could not decide when it ended, as no worker was there.
+    """Begins a wait again where the job could not decide in time, as no worker was there.
 
     What the ranks have saved meanwhile may not be committed, and they have waited for their end in vain and trained on:
     all that would be lost. A node that another party ends is not there for as long.
     """
     before = state.postponed
-    if before is None or before.endings or not (before.suspend is not None or before.relaunches):
+    if before is None or before.endings or before.refused or state.behavior < Behavior.RELEASE_0_4:
         return state
-    late = now - before.until > CONTROL_LAG and before.begun_again < _MOST_OUTAGES
-    if not late or state.behavior < Behavior.RELEASE_0_4 or before.generation != state.generation:
+    if before.generation != state.generation or before.begun_again >= _MOST_OUTAGES:
+        return state
+    if now - before.until <= CONTROL_LAG and not _have_trained_on(state, before, now):
         return state
     waits = _begin(
         state.replace(postponed=None),
@@ -77,6 +79,40 @@ def begin_again(state: RoleInJob, job: JobSpec, now: datetime) -> RoleInJob:
         return state
     requests = {"suspend": before.suspend, "relaunches": before.relaunches, "slow_rank": before.slow_rank}
     return waits.replace(postponed=waits.postponed.replace(**requests, begun_again=before.begun_again + 1))
+
+
+def _have_trained_on(state: RoleInJob, postponed: PostponedChange, now: datetime) -> bool:
+    """Whether the ranks have waited for a change, and do not any more."""
+    held = _held(state, postponed)
+    return held is not None and not held.problem and holds.have_trained_on(held, now)
+
+
+def _held(state: RoleInJob, postponed: PostponedChange) -> HeldStep | None:
+    """The ranks' answer to the request to wait, if there was one."""
+    if postponed.hold:
+        return holds.answer(state, postponed.hold)
+    return holds.answer_stored(state, postponed.checkpoint_request) if postponed.stores else None
+
+
+def follow_world(state: RoleInJob, now: datetime) -> RoleInJob:
+    """Has the ranks of a world that follows a failure wait for what is requested as those before them were to: what
+    they make beyond what is stored or copied would be lost."""
+    postponed = state.postponed
+    if postponed is None or postponed.generation == state.generation or state.behavior < Behavior.RELEASE_0_4:
+        return state
+    relaunched = any(_is_member(state, one.rank, one.incarnation) for one in postponed.relaunches)
+    ending = any(_is_member(state, one.rank, one.incarnation) for one in postponed.endings)
+    if postponed.suspend is None and not relaunched and not ending:
+        # The nodes that were to be replaced or to end are gone already.
+        return state
+    within = max(postponed.until - now, timedelta())
+    state = holds.follow_world(state, checkpoint_request=postponed.checkpoint_request, within=within)
+    return state.replace(postponed=postponed.replace(generation=state.generation, hold=0))
+
+
+def _is_member(state: RoleInJob, rank: int, incarnation: int | None) -> bool:
+    node = state.nodes.get(rank)
+    return node is not None and node.incarnation == incarnation and state.is_member(node)
 
 
 def end_node(state: RoleInJob, event: Event, job: JobSpec, now: datetime) -> RoleInJob:
@@ -211,7 +247,7 @@ def settle(state: RoleInJob, now: datetime) -> RoleInJob:
     state = state.replace(postponed=None)
     if state.open_incident is None or postponed.refused:
         return state
-    for text in filter(None, (_outcome(state, postponed), _outcome_of_hold(state, postponed))):
+    for text in filter(None, (_outcome(state, postponed, now), _outcome_of_hold(state, postponed, now))):
         state = incidents.add_evidence(state, Evidence(time=now, source=EvidenceSource.AGENT, text=text), now=now)
     return state
 
@@ -343,7 +379,10 @@ def _title(request: SuspendRequested | RelaunchRequested) -> str:
     return f"node {request.rank} is replaced"
 
 
-def _outcome_of_hold(state: RoleInJob, postponed: PostponedChange) -> str:
+_TRAINED_ON = "had trained on when the change was made: steps after it may be made again"
+
+
+def _outcome_of_hold(state: RoleInJob, postponed: PostponedChange, now: datetime) -> str:
     if not postponed.hold:
         return ""
     held = holds.answer(state, postponed.hold)
@@ -351,16 +390,20 @@ def _outcome_of_hold(state: RoleInJob, postponed: PostponedChange) -> str:
         return "the ranks did not wait at a step in time: the steps since the last copies are made again"
     if held.problem:
         return f"the state could not be kept in memory, and the change was made nevertheless: {held.problem}"
+    if holds.have_trained_on(held, now):
+        return f"all ranks waited at step {held.step:,}, and {_TRAINED_ON}"
     return f"all ranks waited at step {held.step:,} until it was safe in memory: no step is lost"
 
 
-def _outcome(state: RoleInJob, postponed: PostponedChange) -> str:
+def _outcome(state: RoleInJob, postponed: PostponedChange, now: datetime) -> str:
     if not postponed.stores:
         return ""
     durable, waited = state.checkpoints.durable, f"requested at {postponed.since:%H:%M:%S} UTC before this change"
     if durable is not None and state.checkpoints.answered >= postponed.checkpoint_request:
-        waits = holds.waits_for(state, postponed.checkpoint_request)
-        end = ": all ranks waited at it, and no step is lost" if waits else ""
+        held = holds.answer_stored(state, postponed.checkpoint_request)
+        end = "" if held is None else ": all ranks waited at it, and no step is lost"
+        if held is not None and holds.have_trained_on(held, now):
+            end = f": all ranks waited at it, and {_TRAINED_ON}"
         return f"the checkpoint of step {durable.checkpoint.step:,}, {waited}, is durable{end}"
     why = state.checkpoints.problem or "the ranks reported none"
     return f"the checkpoint {waited} was not durable in time, and the change did not wait longer: {why}"

@@ -179,7 +179,9 @@ def _stored(
     if stored.in_memory:
         is_first = claims.may_report_restore(state, node, stored.checkpoint.generation)
         current = is_first and _is_current(state, node, stored.checkpoint.generation)
-        return holds.take(state, stored, transition.problem) if current else state
+        if not current:
+            return state
+        return holds.take(state, stored, transition.problem, reported_at=transition.time, now=now)
     if world is None or job.stored is None or not _is_current(state, node, stored.checkpoint.generation):
         return state
     if state.behavior >= Behavior.RELEASE_0_4:

@@ -8,7 +8,7 @@ a world of another size could load that step; if not, they train on, and such a 
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 from perdure.contract import HoldRequest, SnapshotUse, StoredCheckpoint
@@ -17,6 +17,7 @@ from perdure.workflows.policy.behavior import Behavior
 from perdure.workflows.policy.checkpoints import state_loss
 from perdure.workflows.policy.state.checkpoint import CheckpointState, HeldStep
 from perdure.workflows.policy.state.job import RoleInJob
+from perdure_training.node_api.hold_times import ENDED_WITHIN
 
 WITHIN = timedelta(minutes=2)
 """The longest time from the request until the ranks wait at a step: two steps, and its copies, for which they wait a
@@ -91,6 +92,15 @@ def request_stored(state: RoleInJob, *, within: timedelta) -> RoleInJob:
     return _request(state, stores=state.checkpoints.requests, within=within)
 
 
+def follow_world(state: RoleInJob, *, checkpoint_request: int, within: timedelta) -> RoleInJob:
+    """Has the ranks of a newer world wait at the step that is stored, where those before them were to: a failure has
+    ended these. Where they could not wait, nothing is requested."""
+    hold = open_request(state)
+    if hold is None or hold.generation == state.generation or hold.stores != checkpoint_request:
+        return state
+    return _request(state, stores=checkpoint_request, within=within)
+
+
 def _request(state: RoleInJob, **how: Any) -> RoleInJob:
     known = state.checkpoints
     hold = HoldRequest(number=_next_number(known), generation=state.generation, **how)
@@ -129,12 +139,17 @@ def renumber(state: RoleInJob) -> RoleInJob:
     return state.replace(checkpoints=known.replace(hold=again))
 
 
-def take(state: RoleInJob, stored: StoredCheckpoint, problem: str) -> RoleInJob:
+def take(
+    state: RoleInJob, stored: StoredCheckpoint, problem: str, *, reported_at: datetime, now: datetime
+) -> RoleInJob:
     """Takes in that all ranks wait at a step, or why it would be lost."""
     hold = state.checkpoints.hold
     if hold is None or hold.number != stored.answers or hold.generation != stored.checkpoint.generation:
         return state
-    held = HeldStep(number=hold.number, step=stored.checkpoint.step, problem=problem)
+    # The clock of a node may be wrong: the report follows its request.
+    since = max(min(reported_at, now), state.postponed.since if state.postponed is not None else reported_at)
+    until = since + timedelta(seconds=ENDED_WITHIN) + hold.within
+    held = HeldStep(number=hold.number, step=stored.checkpoint.step, problem=problem, until=until)
     state = state.replace(checkpoints=state.checkpoints.replace(held=held))
     return withdraw(state) if problem else state
 
@@ -145,10 +160,15 @@ def answer(state: RoleInJob, number: int) -> HeldStep | None:
     return held if held is not None and held.number == number else None
 
 
-def waits_for(state: RoleInJob, checkpoint_request: int) -> bool:
-    """Whether the ranks wait at the step that answers a request for a checkpoint."""
+def answer_stored(state: RoleInJob, checkpoint_request: int) -> HeldStep | None:
+    """The step that answers a request for a checkpoint, if the ranks wait at it or have; None where they have not."""
     hold = state.checkpoints.hold
     if hold is None or hold.stores != checkpoint_request:
-        return False
+        return None
     held = answer(state, hold.number)
-    return held is not None and not held.problem
+    return held if held is not None and not held.problem else None
+
+
+def have_trained_on(held: HeldStep, now: datetime) -> bool:
+    """Whether the ranks do not wait at a step any more, as they were not ended there in time."""
+    return held.until is not None and now >= held.until

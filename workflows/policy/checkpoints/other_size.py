@@ -79,6 +79,13 @@ def forget(state: RoleInJob) -> RoleInJob:
     return state.replace(checkpoints=state.checkpoints.replace(bound=None))
 
 
+def end_memory(state: RoleInJob) -> RoleInJob:
+    """Records that all nodes end, and with them what they have in memory: where nothing is stored, nothing is left that
+    would be bound to a size. A world whose ranks find the state nevertheless reports it again."""
+    known = state.checkpoints
+    return state if known.bound is None or known.stored or known.durable is not None else forget(state)
+
+
 def loaded(state: RoleInJob, generation: int) -> RoleInJob:
     """Records that a world has loaded a state: if it has another size, the state is no longer bound to one."""
     bound, world = state.checkpoints.bound, state.world

@@ -13,7 +13,7 @@ from perdure.spec.job import JobSpec
 from perdure.spec.role_relations import roles_restarted_with
 from perdure.workflows.policy.behavior import Behavior
 from perdure.workflows.policy.capacity import planned_changes
-from perdure.workflows.policy.checkpoints import holds
+from perdure.workflows.policy.checkpoints import holds, other_size
 from perdure.workflows.policy.facts import user_requests
 from perdure.workflows.policy.facts.events import ResumeRequested, SuspendRequested
 from perdure.workflows.policy.record import incidents
@@ -104,7 +104,9 @@ def _suspend(state: RoleInJob, request: SuspendRequested, job: JobSpec, now: dat
     if lost := holds.lost_with_nodes(state, job):
         state = incidents.add_evidence(state, Evidence(time=now, source=EvidenceSource.AGENT, text=lost), now=now)
     suspend = Suspend(alone=bool(request.role))
-    state = actions.apply(state, Verdict(rule=user_requests.RULE, title=text, actions=(suspend,)), now)
+    state = actions.apply(
+        other_size.end_memory(state), Verdict(rule=user_requests.RULE, title=text, actions=(suspend,)), now
+    )
     return planned_changes.settle(state, now) if waits else state
 
 

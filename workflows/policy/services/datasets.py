@@ -7,6 +7,8 @@ Invariants:
       its node cannot send any more; a request of an older term changes nothing.
     - Where processes continue in a newer generation, their leases are kept for them until they report. What is kept is
       leased to others when nothing else is left, so nothing waits for a rank that is gone.
+    - A shard is set aside for tries between which others were done: an outage of the storage, in which all fail, sets
+      none aside, and has a few of them tried now and then.
     - The first rank that names a term decides at which position it begins. The others must name the same one.
     - The number of spans is bounded by ranks and partitions, not by samples: a rank that holds too many fragments is
       granted none, and what would make too many of them is refused. So is the time that an exchange takes: training
@@ -17,7 +19,10 @@ Invariants:
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from datetime import datetime, timedelta
+from itertools import chain
 
 from pydantic import Field
 
@@ -41,7 +46,16 @@ from perdure.contract.datasets import (
 from perdure.workflows.policy.services.spans import difference, intersection, overlaps, size, union
 
 MOST_TRIES = 3
-"""Tries of a shard before it is set aside: two repeats tell a bad sample from a storage that failed for a moment."""
+"""Tries of a shard before it is set aside. A try counts where another shard was done since the one before it: then the
+shard is bad, and not the storage away."""
+PAUSES = (timedelta(seconds=10), timedelta(minutes=1))
+"""The times after the first and each later try before a shard is leased again."""
+LONGEST_OUTAGE = timedelta(hours=1)
+"""The time without any shard that is done after which tries count nevertheless."""
+LONGEST_AT_END = timedelta(minutes=10)
+"""The same where nothing else is left that could be done."""
+MOST_IN_VAIN = 8
+"""Shards, or as many as ranks, that fail in vain before none is leased until the pause of one of them is over."""
 MOST_FRAGMENTS = 32
 """Spans that one rank holds. Beyond it, the rank is granted nothing until it has finished some."""
 MOST_HELD = 2 * MOST_SPANS
@@ -72,6 +86,15 @@ class FailedTries(Message):
 
     span: Span
     tries: int
+    """Those that count."""
+    since: datetime | None = None
+    """The first of them; None in a run of an earlier release, whose tries all count."""
+    failed_at: datetime | None = None
+    """The newest one."""
+
+    def waits(self, now: datetime) -> bool:
+        """Whether it is too early for the next one."""
+        return self.failed_at is not None and now < self.failed_at + PAUSES[min(self.tries, len(PAUSES)) - 1]
 
 
 class DatasetState(Message):
@@ -95,6 +118,8 @@ class DatasetState(Message):
     aside: Spans = ()
     details: tuple[SetAside, ...] = ()
     failures: tuple[FailedTries, ...] = ()
+    done_at: datetime | None = None
+    """When a rank has reported a shard as done last; None in a run of an earlier release, too."""
     failed: dict[int, int] = Field(default={})
     """The number of the newest failure that each rank has reported in this term, by global rank."""
     ends: tuple[int, ...] = ()
@@ -156,7 +181,7 @@ def begin(parameters: DatasetParameters) -> DatasetState:
 
 
 def exchange_all(
-    state: DatasetState, request: DatasetRequest, *, bounded: bool = True
+    state: DatasetState, request: DatasetRequest, *, bounded: bool = True, now: datetime | None = None
 ) -> tuple[DatasetState, tuple[ShardAnswer, ...]]:
     """Answers the requests of a node's ranks, in their order.
 
@@ -164,6 +189,7 @@ def exchange_all(
         state: The dataset.
         request: The requests.
         bounded: Whether the time of one exchange is bounded for what is granted, too.
+        now: The time; None for a run of an earlier release, which leases a shard that has failed again at once.
     """
     answers: list[ShardAnswer] = []
     left, looks = MOST_FAILED, MOST_LOOKED_AT
@@ -171,9 +197,9 @@ def exchange_all(
         known = one.replace(failed=one.failed[:left], shards=one.shards if looks > 0 else 0)
         left -= len(known.failed)
         state, answer = exchange(
-            state, request.parameters, request.term, known, keeps_processes=request.keeps_processes
+            state, request.parameters, request.term, known, keeps_processes=request.keeps_processes, now=now
         )
-        looks -= len(state.free) + len(state.leases) if bounded and known.shards else 0
+        looks -= len(state.free) + len(state.leases) + 5 * len(state.failures) if bounded and known.shards else 0
         answers.append(answer)
     return state, tuple(answers)
 
@@ -185,6 +211,7 @@ def exchange(
     request: ShardRequest,
     *,
     keeps_processes: bool = False,
+    now: datetime | None = None,
 ) -> tuple[DatasetState, ShardAnswer]:
     """Takes in what a rank has done, and grants it what it needs.
 
@@ -194,6 +221,7 @@ def exchange(
         term: The rank's term.
         request: What the rank has done, and needs.
         keeps_processes: Whether processes of older generations continue in the term's.
+        now: As of `exchange_all`.
     """
     if parameters != state.parameters:
         return state, ShardAnswer(refused=_difference(state.parameters, parameters))
@@ -207,13 +235,13 @@ def exchange(
             refused="this rank has loaded another data position than a rank before it: all ranks load the same "
             "checkpoint, and load it equally often"
         )
-    taken = _take_in(_return_kept(_grow(state, request), request), request)
+    taken = _take_in(_return_kept(_grow(state, request), request), request, now)
     held = taken.leases.get(request.rank, ())
     if refused := _why_too_many(taken, held):
         return state, ShardAnswer(refused=refused)
     state = taken
     lost = difference(held, request.holds)
-    state, granted = _grant(state, request, held)
+    state, granted = _grant(state, request, held, now)
     return state, ShardAnswer(
         granted=union(lost, granted),
         drained=request.shards > 0 and not granted and not _rest(state) and not _may_grow(state),
@@ -317,14 +345,17 @@ def _return_kept(state: DatasetState, request: ShardRequest) -> DatasetState:
     return state.replace(free=union(state.free, spans), failed=failed)
 
 
-def _take_in(state: DatasetState, request: ShardRequest) -> DatasetState:
-    held = state.leases.get(request.rank, ())
-    if not held:
+def _take_in(state: DatasetState, request: ShardRequest, now: datetime | None) -> DatasetState:
+    before = state.leases.get(request.rank, ())
+    if not before:
         return state
-    held = difference(held, request.done)
+    held = difference(before, request.done)
+    if held != before:
+        state = state.replace(done_at=now)
     counted = state.failed.get(request.rank, 0)
     newest = max((failed.number for failed in request.failed), default=0)
     failures, returned, aside, details = list(state.failures), list[Span](), list[Span](), list[SetAside]()
+    others_left: bool | None = None
     for failed in request.failed:
         # A request whose answer was late is repeated, and the shard may have been leased to the rank again since.
         if failed.number and failed.number <= counted:
@@ -334,9 +365,16 @@ def _take_in(state: DatasetState, request: ShardRequest) -> DatasetState:
             continue
         held = difference(held, spans)
         index = next((index for index, one in enumerate(failures) if overlaps(one.span, spans)), None)
-        tries = 1 if index is None else failures.pop(index).tries + 1
+        known = None if index is None else failures.pop(index)
+        tries = 1 if known is None else known.tries + 1
+        if now is not None and known is not None and _is_in_vain(state, known, now):
+            others_left = _has_others(state, request) if others_left is None else others_left
+            tries -= others_left or _is_in_vain(state, known, now, LONGEST_AT_END)
         if tries < MOST_TRIES and len(failures) < MOST_FAILURES:
-            failures.append(FailedTries(span=failed.span, tries=tries))
+            since = known.since if known is not None and known.since is not None else now
+            failures.append(FailedTries(span=failed.span, tries=tries, since=since, failed_at=now))
+            returned += spans
+        elif tries < MOST_TRIES and now is not None and _is_in_vain(state, failures[-1], now):
             returned += spans
         else:
             aside += spans
@@ -350,6 +388,25 @@ def _take_in(state: DatasetState, request: ShardRequest) -> DatasetState:
         failures=tuple(failures),
         failed={**state.failed, request.rank: newest} if newest > counted else state.failed,
     )
+
+
+def _is_in_vain(state: DatasetState, known: FailedTries, now: datetime, longest: timedelta | None = None) -> bool:
+    """Whether no shard was done since one has failed, and not for too long: its storage may be away."""
+    longest = LONGEST_OUTAGE if longest is None else longest
+    if known.failed_at is None or known.since is None:
+        return False
+    if state.done_at is None:
+        return now - known.since < longest
+    return state.done_at <= known.failed_at and now - max(known.since, state.done_at) < longest
+
+
+def _has_others(state: DatasetState, request: ShardRequest) -> bool:
+    """Whether ranks have or can be leased what has not failed: whether that can be read tells about the storage."""
+    if len(state.free) > 2 * MOST_FAILURES:
+        return True
+    failing = union(*((one.span,) for one in (*state.failures, *request.failed)))
+    leased = (*state.leases.values(), *state.kept.values())
+    return bool(difference(union(_rest(state)), failing)) or any(difference(spans, failing) for spans in leased)
 
 
 def _why_too_many(state: DatasetState, held: Spans) -> str:
@@ -371,7 +428,7 @@ def _detail(parameters: DatasetParameters, span: Span, error: str) -> SetAside:
     return SetAside(epoch=epoch, first=first, end=first + span[1] - span[0], error=error, partition=partition)
 
 
-def _grant(state: DatasetState, request: ShardRequest, held: Spans) -> tuple[DatasetState, Spans]:
+def _grant(state: DatasetState, request: ShardRequest, held: Spans, now: datetime | None) -> tuple[DatasetState, Spans]:
     shards = Shards(state.parameters)
     missing = request.shards - shards.count(difference(held, request.holds))
     if missing <= 0:
@@ -379,7 +436,7 @@ def _grant(state: DatasetState, request: ShardRequest, held: Spans) -> tuple[Dat
     wanted = min(missing, _fair_share(state, request))
     granted: list[Span] = []
     room = min(MOST_GRANTED_SPANS, MOST_FRAGMENTS - len(held))
-    for first, end in _rest(state):
+    for first, end in _open(state, request, now):
         if wanted <= 0 or len(granted) >= room:
             break
         cut = min(end, shards.first(shards.index(first) + wanted))
@@ -388,13 +445,35 @@ def _grant(state: DatasetState, request: ShardRequest, held: Spans) -> tuple[Dat
     if not granted:
         return state, ()
     spans = union(granted)
+    end = max(state.next, spans[-1][1])
+    # What fails now, and was done once and is to be done again, is passed over.
+    passed = difference(((state.next, end),), state.aside) if end > state.next else ()
     state = state.replace(
-        next=max(state.next, spans[-1][1]),
-        free=difference(state.free, spans),
+        next=end,
+        free=difference(union(state.free, passed), spans),
         kept={rank: difference(kept, spans) for rank, kept in state.kept.items()},
         turn=granted[-1][0] // state.parameters.size + 1 if state.parameters.partitions else 0,
     )
     return _with_lease(state, request.rank, union(held, spans)), spans
+
+
+def _open(state: DatasetState, request: ShardRequest, now: datetime | None) -> Iterable[Span]:
+    """What can be leased now, in the order in which it is: not what has failed a moment ago, and last what fails while
+    nothing is done. Where much does, nothing is leased for a moment: each shard would fail."""
+    rest = _rest(state)
+    if now is None or not state.failures:
+        return rest
+    in_vain = [one for one in state.failures if _is_in_vain(state, one, now)]
+    if sum(one.waits(now) for one in in_vain) >= max(MOST_IN_VAIN, request.world_size):
+        return ()
+    too_early = union(one.span for one in state.failures if one.waits(now))
+    # What is kept for ranks is for when nothing else is left.
+    kept = union(*state.kept.values())
+    last = union((one.span for one in in_vain), too_early, kept)
+    others = (left for span in rest for left in difference((span,), last))
+    after = union(too_early, kept)
+    failing = (left for span in rest for left in difference(intersection((span,), last), after))
+    return chain(others, failing, () if too_early else kept)
 
 
 def _rest(state: DatasetState) -> Spans:

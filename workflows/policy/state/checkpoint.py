@@ -62,6 +62,8 @@ class HeldStep(Message):
     """The step that all ranks have saved, and at which they wait."""
     problem: ShortText = ""
     """Why it would be lost, so that they train on; empty where it is safe."""
+    until: datetime | None = None
+    """They wait until then, and train on where they are not ended; None in the state of an earlier release."""
 
 
 class AwaitedState(Message):

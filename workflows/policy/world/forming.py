@@ -203,16 +203,15 @@ def _send_out(state: RoleInJob, formed: World, job: JobSpec, now: datetime) -> R
     )
     state = claims.remember_ranks(succession.leave_out(user_requests.settle(state, formed), formed))
     state = memory.close_interruption(suspect_machines.request_checks(state, formed), now)
-    return incidents.record_world(
-        state.replace(
-            world=formed,
-            world_decided_at=now,
-            generation=formed.generation,
-            waiting_since=None,
-            queued_since=None,
-            ready_since=None,
-        )
+    state = state.replace(
+        world=formed,
+        world_decided_at=now,
+        generation=formed.generation,
+        waiting_since=None,
+        queued_since=None,
+        ready_since=None,
     )
+    return incidents.record_world(planned_changes.follow_world(state, now))
 
 
 def _rest(state: RoleInJob, job: JobSpec, now: datetime, *, size: int, available: int) -> RoleInJob | None:
