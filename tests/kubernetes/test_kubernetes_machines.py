@@ -148,6 +148,32 @@ def test_the_overhead_of_a_runtime_class_counts() -> None:
     assert requests_of(spec) == {"cpu": Decimal("1.25"), "memory": Decimal(64 * 2**20)}
 
 
+@pytest.mark.parametrize(
+    ("of_pod", "expected"),
+    [
+        ({"requests": {"cpu": "6", "memory": "8Gi"}}, {"cpu": "6.5", "memory": 8 * 2**30, "nvidia.com/gpu": 1}),
+        ({"requests": {"cpu": "6"}}, {"cpu": "6.5", "memory": 2**30, "nvidia.com/gpu": 1}),
+        (
+            {"requests": {"hugepages-2Mi": "4Mi", "nvidia.com/gpu": "8"}},
+            {"cpu": "2.5", "memory": 2**30, "hugepages-2Mi": 4 * 2**20, "nvidia.com/gpu": 1},
+        ),
+        # The API server writes this request itself.
+        (
+            {"limits": {"cpu": "6", "hugepages-2Mi": "4Mi"}},
+            {"cpu": "2.5", "memory": 2**30, "hugepages-2Mi": 4 * 2**20, "nvidia.com/gpu": 1},
+        ),
+    ],
+)
+def test_what_a_pod_requests_as_a_whole_counts_in_place_of_its_containers(of_pod: Any, expected: dict[str, Any]):
+    requests = {"cpu": "2", "memory": "1Gi", "nvidia.com/gpu": "1"}
+    spec = {
+        "containers": [{"name": "main", "resources": {"requests": requests}}, {"name": "sidecar"}],
+        "resources": of_pod,
+        "overhead": {"cpu": "500m"},
+    }
+    assert requests_of(spec) == {name: Decimal(number) for name, number in expected.items()}
+
+
 LABELS = 100
 """Labels of 100 bytes that each machine of a large cluster has."""
 

@@ -11,7 +11,8 @@ from kubernetes.utils import quantity
 
 def requests_of(spec: Mapping[str, Any]) -> dict[str, Decimal]:
     """Returns the resources that schedulers count for a pod: those of its containers and sidecars together, or more if
-    an init container that runs before them needs more, and the overhead of its runtime class."""
+    an init container that runs before them needs more, or what the pod requests as a whole, and the overhead of its
+    runtime class."""
     running: dict[str, Decimal] = {}
     most: dict[str, Decimal] = {}
     for container in spec.get("initContainers") or ():
@@ -22,7 +23,19 @@ def requests_of(spec: Mapping[str, Any]) -> dict[str, Decimal]:
     for container in spec["containers"]:
         running = _sum(running, dict(_quantities(container)))
     overhead = {name: amount(text) for name, text in (spec.get("overhead") or {}).items()}
-    return _sum(_most(most, running), overhead)
+    return _sum(_most(most, running) | _of_pod(spec, most | running), overhead)
+
+
+def _of_pod(spec: Mapping[str, Any], of_containers: Mapping[str, Decimal]) -> dict[str, Decimal]:
+    """Returns what a pod requests as a whole (pod-level resources, Kubernetes 1.34), in place of its containers."""
+    resources: Mapping[str, Any] = spec.get("resources") or {}
+    limits = {name: text for name, text in (resources.get("limits") or {}).items() if name not in of_containers}
+    counted = {**limits, **(resources.get("requests") or {})}
+    return {name: amount(text) for name, text in counted.items() if _is_of_pods(name)}
+
+
+def _is_of_pods(resource: str) -> bool:
+    return resource in ("cpu", "memory") or resource.startswith("hugepages-")
 
 
 def amount(text: Any) -> Decimal:
