@@ -61,6 +61,11 @@ _OVERLAP: Final = timedelta(minutes=10)
 _TIDIED_EVERY: Final = timedelta(hours=1)
 _CALL: Final = timedelta(seconds=10)
 """The longest wait for a job's answer: a worker may have to replay it first."""
+PATIENCE: Final = timedelta(minutes=10)
+"""The time for which a job that has ended is asked again and again, while others answer. Then it is recorded without
+what it would say, so that it does not keep the history from being complete."""
+_PATIENCE_WITH_ALL: Final = timedelta(days=1)
+"""The same where no other job answers: the workers may be busy, or away."""
 _THREADS: Final = 4
 """Calls of the database at a time; one of them records."""
 _JOBS_AT_ONCE: Final = 8
@@ -80,6 +85,7 @@ class HistoryActivities:
         task_queue: str,
         retention: timedelta,
         interval: timedelta = INTERVAL,
+        patience: timedelta = PATIENCE,
     ) -> None:
         """Creates the object.
 
@@ -89,12 +95,18 @@ class HistoryActivities:
             task_queue: The queue of the jobs: several sites may share a namespace.
             retention: How long jobs are kept after their end.
             interval: The time between two looks.
+            patience: As in `PATIENCE`.
         """
         self._client = client
         self._store = store
         self._task_queue = task_queue
         self._retention = retention
         self._interval = interval
+        self._patience = patience
+        self._silent_since: dict[str, datetime] = {}
+        """When each run that has ended and does not answer was asked first."""
+        self._answered_at: datetime | None = None
+        """When a job has answered last."""
         # A database that does not answer must not take the threads with which the worker starts nodes.
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="history")
         self._writing = asyncio.Lock()
@@ -164,7 +176,18 @@ class HistoryActivities:
         listed = [one async for one in self._list(f"CloseTime IS NOT NULL{after}")]
         ended = [one for one in listed if one.status is not ExecutionStatus.CONTINUED_AS_NEW]
         known = await self._in_thread(self._store.recorded, [one.run_id for one in ended])
-        return await self._record_all([one for one in ended if one.run_id not in known])
+        silent = await self._record_all([one for one in ended if one.run_id not in known])
+        now = datetime.now(UTC)
+        self._silent_since = {one.run_id: self._silent_since.get(one.run_id, now) for one in silent}
+        given_up = [one for one in silent if self._is_given_up(self._silent_since[one.run_id], now)]
+        for one in given_up:
+            logger.warning("%s does not answer: it is recorded without what it would say", one.id)
+        still = await self._record_all(given_up, asks=False)
+        return [one for one in silent if one not in given_up or one in still]
+
+    def _is_given_up(self, since: datetime, now: datetime) -> bool:
+        others_answer = self._answered_at is not None and self._answered_at >= since
+        return now - since >= (self._patience if others_answer else _PATIENCE_WITH_ALL)
 
     async def _record_open(self, now: datetime) -> None:
         listed = [one async for one in self._list(OPEN)]
@@ -176,8 +199,12 @@ class HistoryActivities:
         for silent in await self._record_all(due):
             del self._seen[silent.run_id]
 
-    async def _record_all(self, jobs: Sequence[Execution]) -> list[Execution]:
+    async def _record_all(self, jobs: Sequence[Execution], *, asks: bool = True) -> list[Execution]:
         """Records jobs, several at a time; returns those of which the server does not tell.
+
+        Args:
+            jobs: The jobs.
+            asks: Whether they are asked what became of them.
 
         Raises:
             HistoryUnavailable: if the database cannot be written.
@@ -188,7 +215,7 @@ class HistoryActivities:
         async def record(job: Execution) -> None:
             async with slots:
                 try:
-                    await self._record(job)
+                    await self._record(job, asks=asks)
                 except RPCError as error:
                     if error.status is RPCStatusCode.UNAVAILABLE:
                         raise
@@ -207,12 +234,12 @@ class HistoryActivities:
         jobs = f"WorkflowType = '{TRAINING_JOB}' AND TaskQueue = '{self._task_queue}' AND {condition}"
         return list_executions(self._client, jobs, rpc_timeout=_CALL)
 
-    async def _record(self, execution: Execution) -> None:
+    async def _record(self, execution: Execution, *, asks: bool) -> None:
         """Records one job. What one job says, or does not say, keeps no other from being recorded."""
         if activity.in_activity():
             activity.heartbeat()
         try:
-            record = await self._read(execution)
+            record = await (self._read(execution) if asks else self._read_without_answer(execution))
             async with self._writing:
                 await self._in_thread(self._store.write, record)
         except (NotRecorded, ValueError) as error:
@@ -230,10 +257,16 @@ class HistoryActivities:
         try:
             status = await query(handle, "status", result_type=JobStatus, rpc_timeout=_CALL)
             incidents = await query(handle, "incidents", result_type=list[IncidentView], rpc_timeout=_CALL)
+            self._answered_at = datetime.now(UTC)
         except (WorkflowQueryFailedError, QueryRejected) as error:
             logger.info("%s does not answer: %s", execution.id, error)
         live = await self._live_peaks(status) if status is not None and execution.is_open else {}
         return record_of(execution, described.first_run_id, described.began, shape, status, incidents, live)
+
+    async def _read_without_answer(self, execution: Execution) -> JobRecord:
+        described = await describe(self._client, execution.id, run_id=execution.run_id, rpc_timeout=_CALL)
+        shape = await self._shape(execution)
+        return record_of(execution, described.first_run_id, described.began, shape, None)
 
     async def _live_peaks(self, status: JobStatus) -> dict[str, Peaks]:
         """What the nodes of each role have used until now, as their agents report it in their leases."""

@@ -15,6 +15,7 @@ from temporalio.client import Client, WorkflowFailureError, WorkflowHandle
 from temporalio.exceptions import ActivityError, ApplicationError
 from temporalio.service import RPCError, RPCStatusCode
 
+from perdure.activities.history import activities as history_activities
 from perdure.activities.history.activities import HistoryActivities, keeping_history, start_recorder
 from perdure.activities.history.answers import answer
 from perdure.activities.history.records import JobRecord
@@ -39,9 +40,9 @@ def url(tmp_path: Path) -> str:
     return f"sqlite:///{tmp_path / 'kept' / 'history.db'}"
 
 
-def recorder(client: Client, url: str, queue: str) -> tuple[HistoryActivities, HistoryStore]:
+def recorder(client: Client, url: str, queue: str, **settings: Any) -> tuple[HistoryActivities, HistoryStore]:
     store = HistoryStore(url, tenant=client.namespace)
-    return HistoryActivities(client, store, task_queue=queue, retention=timedelta(days=1)), store
+    return HistoryActivities(client, store, task_queue=queue, retention=timedelta(days=1), **settings), store
 
 
 async def ask(client: Client, queue: str) -> HistoryAnswer:
@@ -205,4 +206,50 @@ async def test_a_job_of_which_the_server_does_not_tell_keeps_no_other_from_being
     assert complete <= ended, "it is looked for again"
     silent.clear()
     assert await found(3)
+    await asyncio.to_thread(store.close)
+
+
+@pytest.mark.parametrize("others_answer", [True, False])
+async def test_a_job_that_never_answers_does_not_keep_the_history_from_being_complete(
+    temporal_client: Client, queue: str, url: str, monkeypatch: pytest.MonkeyPatch, others_answer: bool
+) -> None:
+    handles = await ended_jobs(temporal_client, queue, 3)
+    activities, store = recorder(temporal_client, url, queue, patience=timedelta())
+    store.prepare()
+    silent = {handles[1].id} if others_answer else {handle.id for handle in handles}
+    query = history_activities.query
+
+    async def query_others(handle: WorkflowHandle[Any, Any], *arguments: Any, **named: Any) -> Any:
+        if handle.id in silent:
+            raise RPCError("context deadline exceeded", RPCStatusCode.DEADLINE_EXCEEDED, b"")
+        return await query(handle, *arguments, **named)
+
+    monkeypatch.setattr(history_activities, "query", query_others)
+    ended = (await handles[1].describe()).close_time
+    assert ended is not None
+    if others_answer:
+
+        async def complete() -> bool:
+            # Others end meanwhile, and answer.
+            await (await start_job(temporal_client, queue)).signal("end", True)
+            await activities.look()
+            until = store.complete_until(queue)
+            return until is not None and until > ended
+
+        await eventually(complete)
+        known = {job.name: job for job in answer(store, HistoryRequest()).jobs}
+        job = known[handles[1].id.rpartition("/")[2]]
+        assert (job.phase, job.finished_at, job.worlds) == (JobPhase.SUCCEEDED, ended, 0)
+    else:
+
+        async def all_are_listed() -> bool:
+            await activities.look()
+            return len(activities._silent_since) == 3
+
+        await eventually(all_are_listed)
+        await activities.look()
+        until = store.complete_until(queue)
+        assert until is not None
+        assert until <= ended, "no worker may be there: all are asked again"
+        assert not answer(store, HistoryRequest()).found
     await asyncio.to_thread(store.close)
