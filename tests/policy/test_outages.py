@@ -21,6 +21,7 @@ from tests.policy.capacity.test_scaling import ScaledJob
 from tests.policy.capacity.test_smaller_requests import pods as smaller_pods
 from tests.policy.capacity.test_smaller_requests import waits
 from tests.policy.capacity.test_throughput import shared
+from tests.policy.checked import CheckedScenario
 from tests.policy.job_of_roles import Roles
 from tests.policy.repair.test_slow_ranks import job as slow_job
 from tests.policy.repair.test_slow_ranks import report
@@ -53,6 +54,17 @@ def test_a_job_does_not_fail_before_its_first_world_for_nodes_that_no_worker_cou
     assert job.state.outcome is None
     job.ready(0, 1)
     assert job.state.world is not None
+
+
+def test_a_wait_that_ends_while_a_member_is_silent_begins_again_with_its_replacement():
+    job = CheckedScenario("2").running().lost(1).wait(timedelta(minutes=9, seconds=50))
+    job.transition(0, NodeUnreachable, detail="silent")
+    while not job.state.nodes[0].incarnation > 1:
+        assert job.state.outcome is None
+        job.wait(1)
+    assert job.state.outcome is None
+    job.ready(0, 1).wait(timedelta(minutes=2))
+    assert job.generation == 2
 
 
 def test_a_job_whose_workers_are_there_fails_in_time():

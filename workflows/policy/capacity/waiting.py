@@ -18,6 +18,7 @@ from perdure.base.words import counted
 from perdure.contract import Evidence, EvidenceSource, FailureClass, JobPhase, NodePhase, Stop, Wait
 from perdure.spec.durations import format_duration
 from perdure.spec.job import JobSpec
+from perdure.workflows.policy.behavior import Behavior
 from perdure.workflows.policy.checkpoints import other_size
 from perdure.workflows.policy.diagnosis import shortages
 from perdure.workflows.policy.record import incidents
@@ -109,6 +110,15 @@ def _preparing_suffices(state: RoleInJob, available: int) -> bool:
     total, needed = available + preparing, other_size.needed_nodes(state)
     least = state.nodes_min if needed is None else needed
     return bool(preparing and usable(total, minimum=least, maximum=state.nodes_max, unit=state.unit))
+
+
+def end_in_vain(state: RoleInJob, job: JobSpec, now: datetime) -> RoleInJob:
+    """Ends a wait whose time is over while a member is silent: nodes may be ready with it. Once it is back or replaced,
+    the wait begins again."""
+    limit = limit_of(state, job)
+    if state.behavior < Behavior.RELEASE_0_4 or limit is None or now < limit.at:
+        return state
+    return state.replace(waiting_since=None, queued_since=None)
 
 
 def limit_of(state: RoleInJob, job: JobSpec) -> Limit | None:

@@ -55,7 +55,7 @@ def form(state: RoleInJob, job: JobSpec, now: datetime) -> RoleInJob:
         return _continue_training(state)
     if not state.between_stages and any(node.alive and not node.reachable for node in state.members):
         # The node cannot be sent a world. While its own world steps, that is not evidence against it.
-        return state
+        return waiting.end_in_vain(state, job, now)
     return _form_due_world(state, job, now, available=available, size=size)
 
 
