@@ -42,7 +42,10 @@ from perdure_training.snapshots.private_map import PrivateMap
 logger = logging.getLogger(__name__)
 
 _ROOM_WITHIN = 60.0
-"""Seconds for which a step that the script has stored waits for memory. Other steps do not wait."""
+"""Seconds for which a step that the script has stored waits for memory. Steps that are not stored do not wait."""
+_ANNOUNCED_WITHIN = 15.0
+"""The same for one that the job has stored: longer than a rank keeps a step that others do not have. Ranks that leave
+out different steps would have none in common."""
 _LOOK = 0.02
 
 
@@ -363,7 +366,8 @@ class GenerationCheckpoints:
             self.flush()
         if insists:
             self._complete.reach(step)
-        until = time.monotonic() + (_ROOM_WITHIN if insists else 0.0)
+        announced, patience = False, _ROOM_WITHIN if insists else 0.0
+        until = time.monotonic() + patience
         while True:
             slot = self.slots.choose()
             if slot is None and insists and self._complete.is_reached(step):
@@ -396,17 +400,29 @@ class GenerationCheckpoints:
                         return directly.save(step, lambda layout=layout: layout, durable=durable, reported=reported)
             elif direct.is_needed:
                 return self._store_directly(direct).save(step, plan, durable=durable, reported=reported)
+            if not insists and self._is_announced(step):
+                announced, insists, patience = True, True, _ANNOUNCED_WITHIN
+                until = time.monotonic() + patience
+                self.flush()
+                self._complete.reach(step)
+                continue
             if time.monotonic() >= until or self._complete.is_spoiled():
                 break
             # Until other ranks have saved what this one has, or the storage has taken what is copied to it.
             time.sleep(_LOOK)
-        if durable or self.storage.is_announced(step):
+        if durable or announced:
             spoiled = "another rank's state may not be sound, and the job goes back"
-            room = (
-                f"no room to save it within {_ROOM_WITHIN:.0f} s" if insists else "no room for it: older steps use it"
-            )
+            room = f"no room to save it within {patience:.0f} s"
             self.storage.refuse(step, spoiled if self._complete.is_spoiled() else room)
         return False
+
+    def _is_announced(self, step: int) -> bool:
+        """Whether all ranks store a step."""
+        try:
+            return self.storage.is_announced(step)
+        except RuntimeError:
+            # The store has ended with its generation, and so will this process.
+            return False
 
     def _copy(self, layout: Layout, slot: Slot, header: Header, *, durable: bool) -> bool:
         """Copies a state into a slot; raises NoRoom if it does not fit."""

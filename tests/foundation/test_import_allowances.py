@@ -18,6 +18,9 @@ _SECRETS = "perdure_training.secret_texts"
 _ADDRESSES = "perdure_training.node_api.addresses"
 """The one rule for how a host and a port are one text, likewise."""
 
+_HOLD_TIMES = "perdure_training.node_api.hold_times"
+"""For how long ranks wait at a step, likewise."""
+
 
 def imports(path: Path) -> Iterator[str]:
     """Every absolute import of a file, wherever in the file it stands."""
@@ -58,6 +61,7 @@ def foreign(folder: str, *, allowed: tuple[str, ...]) -> list[str]:
                 "perdure.base.words",
                 _SECRETS,
                 _ADDRESSES,
+                _HOLD_TIMES,
             ),
         ),
         ("perdure/spec", ("pydantic", "pydantic_core", "yaml", "perdure.base.errors", _SECRETS)),

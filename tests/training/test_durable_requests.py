@@ -15,7 +15,7 @@ import torch
 from perdure.agent.checkpoint import keeper
 from perdure.agent.checkpoint.storage import Storage
 from perdure.contract import CheckpointStored
-from perdure_training.checkpoint import schedule, slots
+from perdure_training.checkpoint import generation, schedule, slots
 from perdure_training.checkpoint.durable_requests import DurableRequests, Request, Snapshot
 from perdure_training.checkpoint.store_round import Superseded
 from perdure_training.snapshots.arena import Header, SnapshotPin
@@ -118,9 +118,13 @@ def test_a_rank_without_room_for_a_requested_step_keeps_no_other_waiting_for_it(
 
     assert ranks.begin(states()) == [None, None]
     ranks.agent.request_checkpoint(1)
-    problems = wait_for(lambda: save() or ranks.agent.problems)
-    assert problems[0] == "rank 1: no room for it: older steps use it"
+    with monkeypatch.context() as hurried:
+        hurried.setattr(generation, "_ANNOUNCED_WITHIN", 0.1)
+        problems = wait_for(lambda: save() or ranks.agent.problems)
+    assert problems[0] == "rank 1: no room to save it within 0 s"
     full.clear()
+    # Each rank has saved steps that the other one lacks.
+    monkeypatch.setattr(slots, "_PATIENCE", 0.5)
     assert wait_for(lambda: save() or ranks.agent.committed).answers == 1
 
 
