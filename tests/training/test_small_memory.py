@@ -53,7 +53,8 @@ def test_what_is_due_is_stored_where_memory_is_too_small_for_snapshots(
         assert (again["model"].weight == state["model"].weight).all()
         wait_for(lambda: agent.restores)
         assert agent.restores[-1].source is RestoreSource.STORAGE
-        assert not list(disk.iterdir())
+        # torch makes a folder for compiled code there, if this test is the first that loads with it.
+        assert not [path for path in disk.iterdir() if not path.name.startswith("torchinductor_")]
 
 
 def test_a_step_that_fits_nowhere_is_a_warning_and_is_stored_when_there_is_room(
