@@ -29,5 +29,6 @@ def test_they_behave_as_sets_of_numbers(one: frozenset[int], other: frozenset[in
 
 @given(numbers, st.integers(0, 40), st.integers(0, 40))
 @example(frozenset({3, 4, 5}), 4, 4)
+@example(frozenset({5}), 3, 5)
 def test_a_span_overlaps_a_set_that_has_one_of_its_numbers(one: frozenset[int], first: int, end: int):
     assert overlaps((first, end), spans(one)) is bool(one.intersection(range(first, end)))
