@@ -79,6 +79,10 @@ class _Refused(Exception):
         self.who, self.status, self.kind, self.reason = who, status, kind, shorten(reason, _LONGEST_REASON)
 
 
+class _HungUp(Exception):
+    """A call ended before its request came: the caller has hung up, which is no request of its that is wrong."""
+
+
 class Gateway:
     """Serves agents.
 
@@ -176,6 +180,8 @@ class Gateway:
                 self._log(refusal.who, method, refusal.reason)
                 self.metrics.count_refusal(refusal.kind)
                 refused, status, text = True, refusal.status, refusal.reason
+            except _HungUp:
+                status, text = grpc.StatusCode.CANCELLED, "the call ended before its request came"
             except Unavailable as error:
                 status, text = grpc.StatusCode.UNAVAILABLE, str(error)
             except RPCError as error:
@@ -287,9 +293,15 @@ def _refusals(who: str) -> Generator[None]:
 
 
 async def _read(context: _Context) -> bytes:
-    """Receives the body of a call. The iterator that a handler is given would keep it until the call has ended."""
+    """Receives the body of a call. The iterator that a handler is given would keep it until the call has ended.
+
+    Raises:
+        _HungUp: if there is none.
+    """
     content = await context.read()
-    return b"" if content is grpc.aio.EOF else content
+    if content is grpc.aio.EOF:
+        raise _HungUp
+    return content
 
 
 def _headers_of(context: _Context) -> dict[str, str]:

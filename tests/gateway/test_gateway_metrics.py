@@ -62,6 +62,18 @@ async def test_calls_refusals_and_agents_are_counted(site: GatewaySite, workflow
     assert value(metrics, "call_seconds_count", method="PollActivityTaskQueue") == 0
 
 
+async def test_a_caller_that_hangs_up_before_its_request_has_sent_no_wrong_one(
+    site: GatewaySite, workflows: Workflows
+) -> None:
+    headers = site.headers(site.grant(workflows))
+    async with site.channel() as channel:
+        call: Any = channel.stream_unary(f"/{SERVICE}/PollActivityTaskQueue")(metadata=headers, timeout=DEADLINE)
+        await call.done_writing()
+        assert await call.code() is grpc.StatusCode.CANCELLED
+    assert value(site.metrics, "calls_total", method="PollActivityTaskQueue", outcome="CANCELLED") == 1
+    assert not any(value(site.metrics, "refused_total", reason=reason) for reason in Reason)
+
+
 async def test_a_caller_makes_no_time_series(site: GatewaySite, workflows: Workflows) -> None:
     """Whatever methods, headers and workflows it names."""
     async with site.channel() as channel:

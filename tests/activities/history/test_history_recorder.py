@@ -68,10 +68,10 @@ async def test_jobs_are_recorded_while_they_run_and_when_they_have_ended(
         # The server's lists are late.
         await activities.look()
         known = answer(store, HistoryRequest(namespace="nlp"))
-        return known if len([job for job in known.jobs if job.finished_at]) == number else None
+        finished = [job for job in known.jobs if job.finished_at]
+        return known if (known.found, len(finished)) == (2, number) else None
 
-    known = await eventually(lambda: found(0))
-    assert known.found == 2
+    await eventually(lambda: found(0))
     await handle.signal("play", args=[status(generation=2, restarts_total=1), [incident(1, timedelta(minutes=1))]])
     await handle.signal("end", True)
     await wrong.terminate()
