@@ -16,6 +16,7 @@ from typing import Any
 from perdure.base.errors import JobAlreadyRunning, PerdureError, Refused
 from perdure.base.kubernetes import KubernetesApi
 from perdure.base.kubernetes_errors import KubernetesError
+from perdure.client.views import FINAL_PHASES
 from perdure.contract import JobPhase, JobStatus, RoleStatus
 from perdure.operator import status as statuses
 from perdure.operator.changes import refusal_of_changes
@@ -171,6 +172,9 @@ class Reconciler:
                     job = await self._runs.status(resource)
             except (Refused, SpecError) as error:
                 status = statuses.refused_status(status, "ChangeRefused", str(error), _observed(resource))
+        if job.phase in FINAL_PHASES:
+            # It has ended since it was found to run, and the next look has its result.
+            return Looked(resource=resource, again=SOON)
         leading = await self._runs.leading_role(resource, job)
         step = await self._runs.step(leading)
         status = statuses.running_status(status, job, step, _observed(resource), leading=leading)

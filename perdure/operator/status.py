@@ -141,8 +141,8 @@ class ResourceStatus(Part):
 
     @property
     def finished(self) -> bool:
-        """Whether the status is final."""
-        return self.phase in FINAL_PHASES
+        """Whether the status is final: it has the end of the job, and the condition that tells it."""
+        return self.phase in FINAL_PHASES and self.finished_at is not None
 
     def condition(self, kind: str) -> Condition | None:
         return next((one for one in self.conditions if one.type == kind), None)

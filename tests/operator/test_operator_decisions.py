@@ -8,18 +8,18 @@ from typing import Any, cast
 import pytest
 
 from perdure.base.kubernetes import KubernetesApi
-from perdure.contract import JobPhase
+from perdure.contract import JobPhase, JobResult, JobStatus
 from perdure.operator.changes import refusal_of_changes
 from perdure.operator.owners import Owners
 from perdure.operator.ownership import Ownership
 from perdure.operator.reconcile import Reconciler
-from perdure.operator.resource import SCALED_ROLES, TrainingJobResource
-from perdure.operator.runs import Runs
+from perdure.operator.resource import FINALIZER, SCALED_ROLES, TrainingJobResource
+from perdure.operator.runs import Run, Runs
 from perdure.operator.status import Truth
 from perdure.spec.errors import SpecError
 from perdure.spec.job import Backend
 from perdure.spec.validate import validate_spec
-from tests.operator.known_jobs import running_job, running_role
+from tests.operator.known_jobs import NOW, running_job, running_role
 
 
 def resource(spec: dict[str, Any] | None = None, **role: Any) -> TrainingJobResource:
@@ -54,6 +54,55 @@ class NoRuns:
 
     async def find(self, of: TrainingJobResource) -> None:
         return None
+
+
+class EndingRun:
+    """A job that ends between the question whether it runs and the one for its status."""
+
+    def __init__(self) -> None:
+        self.open = True
+
+    async def find(self, of: TrainingJobResource) -> Run:
+        ids = {"workflow_id": "job/nlp/llama", "run_id": "r", "first_run_id": "r", "object_uid": "1"}
+        return Run(**ids, open=self.open, page="")
+
+    async def status(self, of: TrainingJobResource) -> JobStatus:
+        self.open = False
+        return running_job(phase=JobPhase.FAILED)
+
+    async def leading_role(self, of: TrainingJobResource, job: JobStatus) -> JobStatus:
+        return job
+
+    async def step(self, job: JobStatus) -> None:
+        return None
+
+    async def result(self, of: TrainingJobResource) -> tuple[JobResult, None]:
+        known: dict[str, Any] = {"phase": JobPhase.FAILED, "exit_code": 1, "reason": "it raised"}
+        known |= {"generations": 1, "restarts": 0, "started_at": NOW, "finished_at": NOW}
+        return JobResult(**known), None
+
+
+@pytest.mark.parametrize("phase", ["RUNNING", "FAILED"], ids=["in time", "as an earlier release left it"])
+async def test_a_job_that_ends_while_its_object_is_looked_at_gets_the_condition_of_its_end(phase: str):
+    api, runs = cast("KubernetesApi", PlayedApi()), cast("Runs", EndingRun())
+    reconciler = Reconciler(api, runs, Owners(api, Ownership.IGNORE))
+    known = resource()
+    known = known.model_copy(
+        update={
+            "metadata": known.metadata.model_copy(update={"finalizers": (FINALIZER,)}),
+            "status": known.status.model_copy(update={"phase": phase, "run_id": "r"}),
+        }
+    )
+    for _ in range(3):
+        looked = await reconciler.look(known)
+        known = looked.resource
+        if known.status.finished:
+            break
+        assert looked.again is not None, "it is looked at again"
+    failed = known.status.condition("Failed")
+    assert failed is not None
+    assert (failed.status, failed.message) == (Truth.TRUE, "it raised")
+    assert known.status.finished_at is not None
 
 
 @pytest.mark.parametrize("backend", [Backend.LOCAL, Backend.RAY])
