@@ -308,6 +308,13 @@ def test_ranks_that_lose_another_one_at_the_same_step_again_and_again_stop_the_j
     assert "no progress over 3 restarts" in job.state.outcome.reason
 
 
+def test_ranks_that_lose_another_one_before_their_first_step_have_the_whole_budget():
+    job = Scenario("2", retry={"max_restarts": 100}).running()
+    for _ in range(10):
+        job.finish(0).peer_failed(1, progress=counted(0)).wait(job.job.timing.rendezvous.victim_grace)
+        assert job.state.outcome is None
+
+
 def test_ranks_that_lose_another_one_later_each_time_go_on():
     job = Scenario("2", retry={"max_restarts": 100}).running()
     for steps in range(10, 20):
