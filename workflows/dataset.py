@@ -26,6 +26,7 @@ with workflow.unsafe.imports_passed_through():
         DatasetView,
         Message,
         ShardsSetAside,
+        UnreadableDataset,
     )
     from perdure.contract.names import DATASET, dataset_workflow_id
     from perdure.workflows import event_sink, options
@@ -40,6 +41,7 @@ with workflow.unsafe.imports_passed_through():
         begin,
         exchange_all,
         unprocessed,
+        unreadable,
         view,
     )
     from perdure.workflows.policy.services.spans import size
@@ -54,6 +56,8 @@ class DatasetInput(Message):
     state: DatasetState
     reported: int = 0
     """The samples set aside that the job knows of."""
+    unreadable: UnreadableDataset | None = None
+    """What the job knows."""
 
 
 @workflow.defn(name=DATASET)
@@ -65,6 +69,7 @@ class Dataset:
         self._input = unpack(dataset, DatasetInput)
         self._state = self._input.state
         self._reported = self._input.reported
+        self._unreadable = self._known_unreadable = self._input.unreadable
         self._bounded = bounds_grants()
         self._spaced = spaces_tries()
 
@@ -74,7 +79,10 @@ class Dataset:
         ended = await accompany(self._input.owner)
         reporting.cancel()
         if not ended:
-            workflow.continue_as_new(pack(self._input.replace(state=self._state, reported=self._reported)))
+            known = self._known_unreadable
+            workflow.continue_as_new(
+                pack(self._input.replace(state=self._state, reported=self._reported, unreadable=known))
+            )
         return view(self._state)
 
     @workflow.update(description="What ranks have done, for what they need next")
@@ -82,6 +90,9 @@ class Dataset:
         self._state, answers = exchange_all(
             self._state, request, bounded=self._bounded, now=workflow.now() if self._spaced else None
         )
+        if self._spaced:
+            ranks = max((one.world_size for one in request.ranks), default=1)
+            self._unreadable = unreadable(self._state, self._input.name, ranks=ranks, now=workflow.now())
         if not workflow.unsafe.is_replaying():
             event_sink.send_dataset(self._input.owner.job_id, self._input.name, self._state)
         return DatasetAnswer(ranks=answers)
@@ -97,6 +108,11 @@ class Dataset:
     def progress(self) -> DatasetView:
         return view(self._state)
 
+    @property
+    def _is_news(self) -> bool:
+        """It cannot be read any more, or it can again."""
+        return (self._unreadable is None) != (self._known_unreadable is None)
+
     async def _report_to_job(self) -> None:
         """Reports to the job what was set aside, all of it each time, until the job has received it.
 
@@ -104,11 +120,12 @@ class Dataset:
         """
         job = workflow.get_external_workflow_handle(self._input.owner.job_id)
         while True:
-            await workflow.wait_condition(lambda: size(self._state.aside) != self._reported)
-            known = unprocessed(self._state, self._input.name)
+            await workflow.wait_condition(lambda: size(self._state.aside) != self._reported or self._is_news)
+            known, away = unprocessed(self._state, self._input.name), self._unreadable
             try:
-                await job.signal("shards_set_aside", ShardsSetAside(uid=self._input.uid, unprocessed=known))
-                self._reported = known.samples
+                report = ShardsSetAside(uid=self._input.uid, unprocessed=known, unreadable=away)
+                await job.signal("shards_set_aside", report)
+                self._reported, self._known_unreadable = known.samples, away
             except TemporalError as error:
                 workflow.logger.warning("the job has not received what was set aside, and is sent it again: %s", error)
             if self._reported != known.samples or len(self._state.details) > MOST_NAMED:

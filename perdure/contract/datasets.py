@@ -10,6 +10,7 @@ of an epoch. What the partitions hold so far can be leased.
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Annotated, Self
 
 from pydantic import AfterValidator, Field, StringConstraints, model_validator
@@ -34,6 +35,7 @@ __all__ = [
     "ShardsSetAside",
     "Term",
     "UnprocessedSamples",
+    "UnreadableDataset",
 ]
 
 DATASET_NAME = r"^[a-zA-Z][a-zA-Z0-9._-]{0,62}$"
@@ -239,11 +241,30 @@ class UnprocessedSamples(Message):
         return f"{samples} of dataset {self.dataset} {were} set aside, as each try failed: {named}{more}"
 
 
+class UnreadableDataset(Message):
+    """A dataset of which each try of a shard has failed for a while: what it is stored on may be away."""
+
+    dataset: str
+    since: datetime
+    """The first of these failures."""
+    error: ShortText = ""
+    """The newest one."""
+
+    @property
+    def summary(self) -> str:
+        """A sentence for users."""
+        error = f" ({shorten(self.error, _LONGEST_REASON)})" if self.error else ""
+        since = f"{self.since:%H:%M:%S} UTC"
+        return f"nothing of dataset {self.dataset} could be read since {since}{error}: its ranks wait and try again"
+
+
 class ShardsSetAside(Message):
-    """A dataset has set shards aside. Signal `shards_set_aside` to its job, with all of them so far."""
+    """A dataset has set shards aside, or it cannot be read, or can again. Signal `shards_set_aside` to its job, with
+    all that was set aside so far."""
 
     uid: str
     unprocessed: UnprocessedSamples
+    unreadable: UnreadableDataset | None = None
 
 
 class PartitionView(Message):

@@ -39,7 +39,7 @@ async def test_output_exit_code_and_log_tail_are_reported_and_the_launcher_lives
         exited = await node.agent.heard(EXITED)
         assert (exited.body["attempt"], exited.body["exit_code"], exited.body["signal"]) == (1, 7, None)
         assert exited.body["log_tail"] == "out\nerr\n"
-        assert node.output == "out\nerr\n"
+        await eventually(lambda: node.output == "out\nerr\n")
         assert (node.run_directory / "logs" / "output.log").stat().st_mode & 0o777 == 0o644
         await node.agent.want(attempt=2)
         assert (await node.agent.heard(EXITED)).body["attempt"] == 2

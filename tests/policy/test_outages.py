@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import pytest
 
-from perdure.contract import JobPhase, Lookup, NodeFacts, NodeView, Restore, RestoreSource
+from perdure.contract import FailureClass, JobPhase, Lookup, NodeFacts, NodeView, Restore, RestoreSource
 from perdure.contract.transitions import NodeRestoredCheckpoint, NodeUnreachable
 from perdure.workflows.policy.capacity.memory_in_place import PATIENCE
 from perdure.workflows.policy.facts.events import (
@@ -100,6 +100,35 @@ def test_a_state_is_not_lost_for_the_time_in_which_no_worker_could_learn_that_it
     assert not job.state.checkpoints.older_because
     job.wait(timedelta(minutes=2))
     assert job.state.checkpoints.gave_up == 40
+
+
+def test_a_first_world_waits_once_more_for_nodes_whose_reports_no_worker_could_take():
+    job = Scenario("2:3").ready(0, 1)
+    away(job, timedelta(minutes=2))
+    assert job.state.world is None
+    job.ready(2)
+    assert job.group_ranks.keys() == {0, 1, 2}
+
+
+def test_a_first_world_is_formed_without_nodes_that_are_not_heard_of_after_an_outage_either():
+    job = away(Scenario("2:3").ready(0, 1), timedelta(minutes=2))
+    assert job.wait(job.job.timing.rendezvous.last_call).group_ranks.keys() == {0, 1}
+
+
+def test_a_peer_is_not_blamed_for_a_failure_whose_report_no_worker_could_take():
+    job = Scenario("3").running().peer_failed(0)
+    away(job, timedelta(minutes=1))
+    assert job.state.interruption is not None
+    assert not job.state.interruption.decided
+    job.rank_raised(1)
+    assert (job.incident.culprit, job.incident.failure) == (1, FailureClass.USER_CODE)
+
+
+def test_peers_are_restarted_when_nothing_else_is_reported_after_an_outage_either():
+    job = away(Scenario("3").running().peer_failed(0), timedelta(minutes=1))
+    job.wait(job.job.timing.rendezvous.victim_grace)
+    assert job.generation == 2
+    assert job.incident.failure is FailureClass.PEER_LOST
 
 
 def test_a_silent_member_of_a_broken_world_has_time_to_be_heard_after_an_outage():

@@ -1,18 +1,16 @@
 """Ports for servers of tests that two processes never choose at once.
 
 A port of the ephemeral range may be given to any connection of the machine between the choice and the server's start.
-Each test process therefore holds a block of ports below that range, by a lock on a file of the user.
+Each test process therefore holds a block of ports below that range, by a socket on the block's first: whoever runs the
+others, and whatever folders they use.
 """
 
 from __future__ import annotations
 
-import fcntl
 import os
 import socket
-import tempfile
 from collections.abc import Iterator
 from functools import cache
-from pathlib import Path
 
 from tests.support import descriptors
 
@@ -52,24 +50,22 @@ def free_ports(count: int) -> range:
 @cache
 def _ports(process: int) -> Iterator[int]:
     """Yields the ports of the block, over and over; a forked process has a block of its own."""
-    folder = Path(tempfile.gettempdir()) / f"perdure-test-ports-{os.geteuid()}"
-    folder.mkdir(mode=0o700, exist_ok=True)
     for first in range(_FIRST, _LAST, _BLOCK):
-        # Open for as long as the process lives: the lock ends with it.
-        lock = os.open(folder / str(first), os.O_WRONLY | os.O_CREAT, 0o600)
+        held = socket.socket()
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            held.bind(("127.0.0.1", first))
         except OSError:
-            os.close(lock)
+            held.close()
         else:
-            descriptors.keep(lock)
-            return _cycle(first)
-    raise OSError(f"{folder}: all blocks of ports are taken by running tests")
+            # Open for as long as the process lives.
+            descriptors.keep(held.detach())
+            return _cycle(range(first + 1, first + _BLOCK))
+    raise OSError(f"all blocks of ports from {_FIRST} on are taken by running tests")
 
 
-def _cycle(first: int) -> Iterator[int]:
+def _cycle(ports: range) -> Iterator[int]:
     while True:
-        yield from range(first, first + _BLOCK)
+        yield from ports
 
 
 def _is_free(port: int) -> bool:

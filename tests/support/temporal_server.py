@@ -61,6 +61,10 @@ class DevServer:
         self.launch()
 
         async def serves() -> bool:
+            if self._pid is not None and os.waitpid(self._pid, os.WNOHANG) != (0, 0):
+                self._pid = None
+                # Another server may answer in its place.
+                raise RuntimeError(f"the dev server has ended: {self._log.read_text()}")
             try:
                 await (await self.client()).count_workflows()
             except Exception:

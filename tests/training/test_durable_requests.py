@@ -16,6 +16,7 @@ from perdure.agent.checkpoint import keeper
 from perdure.agent.checkpoint.storage import Storage
 from perdure.contract import CheckpointStored
 from perdure_training.checkpoint import generation, schedule, slots
+from perdure_training.checkpoint.durable import DurableCheckpoints
 from perdure_training.checkpoint.durable_requests import DurableRequests, Request, Snapshot
 from perdure_training.checkpoint.store_round import Superseded
 from perdure_training.snapshots.arena import Header, SnapshotPin
@@ -208,6 +209,38 @@ def test_a_rank_that_is_ahead_stores_what_the_others_reach(ranks: RankThreads):
     assert ranks.wait_until_durable(WITHIN) == [True, True]
     assert ranks.steps[0] == 3
     assert not ranks.agent.problems
+
+
+def test_a_step_that_is_still_copied_when_the_next_is_announced_answers_its_request(
+    ranks: RankThreads, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(schedule, "_NEXT_TRY", 0.0)
+    monkeypatch.setattr(slots, "_PATIENCE", 0.1)
+    announced: list[int] = []
+    store, announce, goes_on = DurableCheckpoints.store, DurableCheckpoints._announce, threading.Event()
+
+    def copied_late(one: DurableCheckpoints, *arguments: Any, **named: Any) -> None:
+        assert goes_on.wait(WITHIN)
+        store(one, *arguments, **named)
+
+    def seen(one: DurableCheckpoints, step: int, request: int) -> None:
+        announced.append(step)
+        announce(one, step, request)
+
+    monkeypatch.setattr(DurableCheckpoints, "store", copied_late)
+    monkeypatch.setattr(DurableCheckpoints, "_announce", seen)
+    assert ranks.begin(states()) == [None, None]
+    ranks.agent.request_checkpoint(1)
+    steps = itertools.count(1)
+
+    def save() -> None:
+        step = next(steps)
+        ranks.save(step, states(step))
+
+    wait_for(lambda: save() or len(announced) > 1)
+    goes_on.set()
+    commit = wait_for(lambda: ranks.agent.committed)
+    assert (commit.checkpoint.step, commit.answers) == (announced[0], 1)
 
 
 class FreedPin(SnapshotPin):

@@ -158,6 +158,39 @@ async def test_a_job_names_shards_that_were_set_aside_in_its_status_and_its_resu
     assert unprocessed.samples >= MOST_NAMED * PARAMETERS.shard_size
 
 
+async def test_a_job_tells_that_a_dataset_cannot_be_read_until_it_can_again(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(datasets, "UNREADABLE_AFTER", timedelta())
+    monkeypatch.setattr(datasets, "MOST_IN_VAIN", 1)
+    handle = await submit(fleet, job_spec("1", timing=QUICK_END))
+    await running(handle, nodes=1)
+    played = await node(fleet, handle, 0)
+    await begin(handle, played)
+    reader = Reader(fleet, handle.id, played, 0)
+
+    async def warnings() -> tuple[str, ...]:
+        return (await handle.query("status", result_type=JobStatus)).warnings
+
+    [(first, end)] = (await reader.exchange(shards=2)).granted
+    half = (first + end) // 2
+    stale = (FailedShard(span=span, error="OSError: stale handle") for span in ((first, half), (half, end)))
+    await reader.exchange(failed=tuple(stale))
+    [warning] = await seen(handle, warnings)
+    assert "nothing of dataset train could be read since" in warning
+    assert "OSError: stale handle" in warning
+
+    async def is_over() -> bool:
+        return not await warnings()
+
+    monkeypatch.setattr(datasets, "PAUSES", (timedelta(),))
+    granted = (await reader.exchange(shards=1)).granted
+    await reader.exchange(done=granted)
+    await seen(handle, is_over)
+    await played.finish()
+    assert JobResult.model_validate(await handle.result()).unprocessed == ()
+
+
 async def test_what_it_cannot_read_and_what_a_stranger_sends_changes_nothing(fleet: Fleet):
     handle = await submit(fleet, job_spec("1"))
     await running(handle, nodes=1)

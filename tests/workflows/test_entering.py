@@ -44,9 +44,10 @@ async def test_who_has_entered_and_loads_a_large_model_is_asked_once_and_left_al
 
 
 async def test_an_agent_that_fails_on_each_command_while_its_lease_holds_is_reported_and_replaced(fleet: Fleet):
-    fast = IMPATIENT | {"commands": {"schedule_to_start": "1s", "start_to_close": "1s"}}
+    # An attempt that no agent takes in time tells no error, not even the one of the attempt before.
+    fast = IMPATIENT | {"commands": {"schedule_to_start": "3s", "start_to_close": "1s"}}
     fleet.become_ready = False
-    job = await submit(fleet, job_spec("2", timing=fast | {"lease": {"heartbeat": "200ms", "timeout": "1s"}}))
+    job = await submit(fleet, job_spec("2", timing=fast | {"lease": {"heartbeat": "200ms", "timeout": "3s"}}))
     first, second = await node(fleet, job, 0), await node(fleet, job, 1)
     second.fails = "OSError: [Errno 5] Input/output error"
     await first.ready()

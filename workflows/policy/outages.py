@@ -24,8 +24,10 @@ from perdure.workflows.policy.checkpoints import state_loss
 from perdure.workflows.policy.diagnosis import unreachable
 from perdure.workflows.policy.facts.agent_messages import CONTROL_LAG, CONTROL_LAG_GRACE
 from perdure.workflows.policy.repair import slow_ranks
+from perdure.workflows.policy.repair.case import Case
+from perdure.workflows.policy.repair.rungs import await_reports
 from perdure.workflows.policy.state.job import JobState, RoleInJob
-from perdure.workflows.policy.world import succession
+from perdure.workflows.policy.world import forming, succession
 
 LONGEST = timedelta(minutes=10)
 """The longest time that a wait is given again, or as long as its end is over: nodes come within it."""
@@ -46,6 +48,8 @@ def excuse(state: JobState, job: JobSpec, now: datetime) -> JobState:
             continue
         view = _excuse_wait_for_nodes(view, job, now)
         view = _excuse_wait_for_larger_world(view, job, now)
+        view = _excuse_last_call(view, job, now)
+        view = _excuse_wait_for_reports(view, job, now)
         view = _excuse_wait_for_state(view, job, now)
         view = _excuse_waits_for_room(view, job, now)
         view = _excuse_ends(view, job, now)
@@ -79,6 +83,25 @@ def _excuse_wait_for_larger_world(state: RoleInJob, job: JobSpec, now: datetime)
         return state
     moved = now - role.scaling.patience + _again(role.scaling.patience, end, now)
     return state.replace(scaling=state.scaling.replace(awaited_since=moved))
+
+
+def _excuse_last_call(state: RoleInJob, job: JobSpec, now: datetime) -> RoleInJob:
+    """A world that is formed without nodes whose reports wait is formed again at once."""
+    has_one = not state.is_due and (state.world is None or state.interruption is None)
+    is_missed = has_one and _is_late(forming.next_look(state, job), now)
+    return state.replace(ready_since=now) if is_missed else state
+
+
+def _excuse_wait_for_reports(state: RoleInJob, job: JobSpec, now: datetime) -> RoleInJob:
+    """The report of the rank that failed first may wait, and those of its peers have been taken in."""
+    interruption = state.interruption
+    if interruption is None or interruption.decided or interruption.waits or interruption.excused:
+        return state
+    end = await_reports.end_of_wait(Case(state, interruption, job, now))
+    if end is None or not _is_late(end, now):
+        return state
+    more = now - end + _again(end - interruption.since, end, now)
+    return state.replace(interruption=interruption.replace(excused=more))
 
 
 def _excuse_wait_for_state(state: RoleInJob, job: JobSpec, now: datetime) -> RoleInJob:

@@ -6,9 +6,9 @@ import pytest
 
 from perdure.cli import text
 from perdure.cli.inspect import facts
-from perdure.contract import FailureKind, JobStatus, SetAside, ShardsSetAside, UnprocessedSamples
+from perdure.contract import FailureKind, JobStatus, SetAside, ShardsSetAside, UnprocessedSamples, UnreadableDataset
 from perdure.contract.transitions import NodeReady, NodeRemoved
-from perdure.workflows.policy.facts.events import CancelRequested
+from perdure.workflows.policy.facts.events import CancelRequested, SuspendRequested
 from perdure.workflows.policy.record.projections import status_of
 from tests.policy.scenario import Scenario
 
@@ -47,6 +47,27 @@ def test_samples_that_no_rank_will_process_are_a_warning_also_when_the_job_has_e
     assert known.warnings == (lost.summary,)
     ended = known.model_copy(update={"finished_at": job.now})
     assert ("WARNING", lost.summary) in facts(ended, None, (), [])
+
+
+def test_a_dataset_that_cannot_be_read_is_a_warning_until_it_can_again():
+    job = Scenario("2").running()
+    none = UnprocessedSamples(dataset="train", samples=0)
+    away = UnreadableDataset(dataset="train", since=job.now, error="OSError: stale handle")
+    job.take(ShardsSetAside(uid=job.state.uid, unprocessed=none, unreadable=away))
+    assert status(job).warnings == (away.summary,)
+    assert "nothing of dataset train could be read since 00:00:00 UTC (OSError: stale handle)" in away.summary
+    assert status(job).unprocessed == ()
+    job.take(ShardsSetAside(uid=job.state.uid, unprocessed=none))
+    assert status(job).warnings == ()
+
+
+def test_a_dataset_that_no_rank_reads_is_no_warning():
+    job = Scenario("2").running()
+    away = UnreadableDataset(dataset="train", since=job.now)
+    none = UnprocessedSamples(dataset="train", samples=0)
+    job.take(ShardsSetAside(uid=job.state.uid, unprocessed=none, unreadable=away))
+    job.take(SuspendRequested()).removed(0, 1)
+    assert status(job).warnings == ()
 
 
 def test_what_is_left_of_deleted_nodes_is_a_warning_also_when_the_job_has_ended():

@@ -42,6 +42,7 @@ from perdure.workflows.policy.services.datasets import (
     exchange_all,
     samples_done,
     unprocessed,
+    unreadable,
     view,
 )
 from perdure.workflows.policy.services.spans import difference, intersection, size, union
@@ -533,10 +534,10 @@ class Readers:
         return self.state.aside
 
 
-@pytest.mark.parametrize("ranks", [1, 4])
-@pytest.mark.parametrize("outage", [30, 600, 3_000])
-@pytest.mark.parametrize("before", [0, 3])
-def test_no_shard_is_set_aside_for_an_outage_of_the_storage(ranks: int, outage: int, before: int):
+@pytest.mark.parametrize(
+    ("outage", "before", "ranks"), [(30, 0, 1), (30, 3, 4), (600, 3, 1), (600, 0, 4), (3_000, 0, 1)]
+)
+def test_no_shard_is_set_aside_for_an_outage_of_the_storage(outage: int, before: int, ranks: int):
     readers = Readers(size=5_000, ranks=ranks).read(lambda _: False, seconds=before)
     readers.read(lambda _: True, seconds=outage)
     assert not readers.aside
@@ -568,6 +569,34 @@ def test_shards_are_set_aside_where_nothing_can_be_read_for_very_long(size: int,
     assert readers.read(lambda _: True, seconds=300).aside
     readers.read(lambda _: False, seconds=size)
     assert readers.drained
+
+
+@pytest.mark.parametrize("ranks", [1, 4, 20])
+def test_users_are_told_that_nothing_can_be_read_and_that_it_can_again(ranks: int):
+    readers = Readers(size=5_000, ranks=ranks).read(lambda _: False, seconds=3)
+    since = readers.now
+    assert unreadable(readers.read(lambda _: True, seconds=50).state, "train", ranks=ranks, now=readers.now) is None
+    told = unreadable(readers.read(lambda _: True, seconds=30).state, "train", ranks=ranks, now=readers.now)
+    assert told is not None
+    assert since <= told.since <= since + timedelta(seconds=3)
+    assert (told.dataset, told.error) == ("train", "OSError: stale handle")
+    readers.read(lambda _: False, seconds=70)
+    assert unreadable(readers.state, "train", ranks=ranks, now=readers.now) is None
+
+
+def test_a_shard_that_fails_while_others_take_long_is_no_storage_that_is_away():
+    state, _ = asked(begin(DatasetParameters(size=100, shard_size=1)), FIRST, rank=1, shards=2, world_size=2)
+    state, answer = asked(state, FIRST, shards=1, world_size=2)
+    request = ShardRequest(rank=0, world_size=2, failed=tuple(FailedShard(span=span) for span in answer.granted))
+    state, _ = exchange(state, state.parameters, FIRST, request, now=NOW)
+    assert unreadable(state, "train", ranks=2, now=NOW + timedelta(minutes=5)) is None
+
+
+def test_a_last_shard_that_always_fails_is_told():
+    readers = Readers(size=100).read(lambda first: first == 99, seconds=200)
+    told = unreadable(readers.state, "train", ranks=1, now=readers.now)
+    assert told is not None
+    assert "could be read since" in told.summary
 
 
 def test_many_shards_that_fail_while_the_storage_is_away_are_not_set_aside_for_their_number():

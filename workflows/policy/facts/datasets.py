@@ -1,4 +1,4 @@
-"""A dataset has set shards aside that failed repeatedly; the job names them to its users."""
+"""What datasets tell their job: shards that failed repeatedly and are set aside, and that nothing can be read."""
 
 from __future__ import annotations
 
@@ -6,12 +6,17 @@ from perdure.contract import ShardsSetAside
 from perdure.workflows.policy.state.job import RoleInJob
 
 _MOST_DATASETS = 32
-"""Datasets whose failed shards the job names."""
+"""Datasets of which the job names what fails."""
 
 
-def on_shards_set_aside(state: RoleInJob, aside: ShardsSetAside) -> RoleInJob:
-    """Takes in the samples of a dataset that are not processed."""
-    known, reported = state.unprocessed, aside.unprocessed
-    if reported.dataset not in known and len(known) >= _MOST_DATASETS:
+def on_shards_set_aside(state: RoleInJob, report: ShardsSetAside) -> RoleInJob:
+    """Takes in the samples of a dataset that are not processed, and whether it can be read."""
+    name, away = report.unprocessed.dataset, report.unreadable
+    if report.unprocessed.samples and (name in state.unprocessed or len(state.unprocessed) < _MOST_DATASETS):
+        state = state.replace(unprocessed={**state.unprocessed, name: report.unprocessed})
+    if away == state.unreadable.get(name):
         return state
-    return state.replace(unprocessed={**known, reported.dataset: reported})
+    others = {other: known for other, known in state.unreadable.items() if other != name}
+    if away is None:
+        return state.replace(unreadable=others)
+    return state.replace(unreadable={**others, name: away}) if len(others) < _MOST_DATASETS else state

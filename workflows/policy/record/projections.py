@@ -198,6 +198,7 @@ def warnings_of(state: RoleInJob, job: JobSpec) -> tuple[str, ...]:
         *((awaited,) if (awaited := state_loss.describe(state, job)) else ()),
         *((unused,) if commits.saves_nothing(state) and not (job.checkpoint and job.checkpoint.watch) else ()),
         *(one.summary for one in state.unprocessed.values()),
+        *(one.summary for one in state.unreadable.values() if not state.rests),
         *cut_off,
         *waiting[:_WARNED_OF],
         *suspected[:_WARNED_OF],

@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from itertools import chain
+from itertools import chain, islice
 
 from pydantic import Field
 
@@ -33,6 +33,7 @@ from perdure.contract.datasets import (
     DatasetParameters,
     DatasetRequest,
     DatasetView,
+    FailedShard,
     PartitionView,
     Position,
     SetAside,
@@ -42,6 +43,7 @@ from perdure.contract.datasets import (
     Spans,
     Term,
     UnprocessedSamples,
+    UnreadableDataset,
 )
 from perdure.workflows.policy.services.spans import difference, intersection, overlaps, size, union
 
@@ -50,6 +52,8 @@ MOST_TRIES = 3
 shard is bad, and not the storage away."""
 PAUSES = (timedelta(seconds=10), timedelta(minutes=1))
 """The times after the first and each later try before a shard is leased again."""
+UNREADABLE_AFTER = timedelta(minutes=1)
+"""The time without any shard that is done, although some were tried, after which users are told."""
 LONGEST_OUTAGE = timedelta(hours=1)
 """The time without any shard that is done after which tries count nevertheless."""
 LONGEST_AT_END = timedelta(minutes=10)
@@ -120,6 +124,8 @@ class DatasetState(Message):
     failures: tuple[FailedTries, ...] = ()
     done_at: datetime | None = None
     """When a rank has reported a shard as done last; None in a run of an earlier release, too."""
+    error: str = ""
+    """The newest error of a shard."""
     failed: dict[int, int] = Field(default={})
     """The number of the newest failure that each rank has reported in this term, by global rank."""
     ends: tuple[int, ...] = ()
@@ -260,6 +266,23 @@ def unprocessed(state: DatasetState, name: str) -> UnprocessedSamples:
     return UnprocessedSamples(dataset=name, samples=size(state.aside), shards=state.details[:MOST_NAMED])
 
 
+def unreadable(state: DatasetState, name: str, *, ranks: int, now: datetime) -> UnreadableDataset | None:
+    """The report to the job that nothing can be read; None where something can be, or may be while a shard takes long.
+
+    Args:
+        state: The dataset.
+        name: Its name.
+        ranks: The number of ranks that read it.
+        now: The time.
+    """
+    in_vain = [one for one in state.failures if _is_in_vain(state, one, now)]
+    begun = min((one.since for one in in_vain if one.since is not None), default=now)
+    since = begun if state.done_at is None else max(begun, state.done_at)
+    if now - since < UNREADABLE_AFTER or (len(in_vain) < max(MOST_IN_VAIN, ranks) and _has_others(state)):
+        return None
+    return UnreadableDataset(dataset=name, since=since, error=state.error)
+
+
 def view(state: DatasetState) -> DatasetView:
     """What users see of a dataset."""
     return DatasetView(
@@ -368,7 +391,7 @@ def _take_in(state: DatasetState, request: ShardRequest, now: datetime | None) -
         known = None if index is None else failures.pop(index)
         tries = 1 if known is None else known.tries + 1
         if now is not None and known is not None and _is_in_vain(state, known, now):
-            others_left = _has_others(state, request) if others_left is None else others_left
+            others_left = _has_others(state, request.failed) if others_left is None else others_left
             tries -= others_left or _is_in_vain(state, known, now, LONGEST_AT_END)
         if tries < MOST_TRIES and len(failures) < MOST_FAILURES:
             since = known.since if known is not None and known.since is not None else now
@@ -386,6 +409,7 @@ def _take_in(state: DatasetState, request: ShardRequest, now: datetime | None) -
         aside=union(state.aside, aside) if aside else state.aside,
         details=(*state.details, *details)[:MOST_DETAILS],
         failures=tuple(failures),
+        error=next((failed.error for failed in reversed(request.failed) if failed.error), state.error),
         failed={**state.failed, request.rank: newest} if newest > counted else state.failed,
     )
 
@@ -400,11 +424,11 @@ def _is_in_vain(state: DatasetState, known: FailedTries, now: datetime, longest:
     return state.done_at <= known.failed_at and now - max(known.since, state.done_at) < longest
 
 
-def _has_others(state: DatasetState, request: ShardRequest) -> bool:
+def _has_others(state: DatasetState, failed: tuple[FailedShard, ...] = ()) -> bool:
     """Whether ranks have or can be leased what has not failed: whether that can be read tells about the storage."""
     if len(state.free) > 2 * MOST_FAILURES:
         return True
-    failing = union(*((one.span,) for one in (*state.failures, *request.failed)))
+    failing = union(*((one.span,) for one in (*state.failures, *failed)))
     leased = (*state.leases.values(), *state.kept.values())
     return bool(difference(union(_rest(state)), failing)) or any(difference(spans, failing) for spans in leased)
 
@@ -463,9 +487,12 @@ def _open(state: DatasetState, request: ShardRequest, now: datetime | None) -> I
     rest = _rest(state)
     if now is None or not state.failures:
         return rest
-    in_vain = [one for one in state.failures if _is_in_vain(state, one, now)]
-    if sum(one.waits(now) for one in in_vain) >= max(MOST_IN_VAIN, request.world_size):
+    # In an outage those that failed last wait, so that few of many are looked at.
+    waiting = (one for one in reversed(state.failures) if one.waits(now) and _is_in_vain(state, one, now))
+    most = max(MOST_IN_VAIN, request.world_size)
+    if len(tuple(islice(waiting, most))) >= most:
         return ()
+    in_vain = [one for one in state.failures if _is_in_vain(state, one, now)]
     too_early = union(one.span for one in state.failures if one.waits(now))
     # What is kept for ranks is for when nothing else is left.
     kept = union(*state.kept.values())

@@ -13,7 +13,15 @@ from typing import Any, Self, cast
 
 from pydantic import Field, model_validator
 
-from perdure.contract import IncidentView, JobPhase, Message, NodeCredentials, Ticket, UnprocessedSamples
+from perdure.contract import (
+    IncidentView,
+    JobPhase,
+    Message,
+    NodeCredentials,
+    Ticket,
+    UnprocessedSamples,
+    UnreadableDataset,
+)
 from perdure.contract.base import ShortText, Time
 from perdure.spec.job import JobSpec
 from perdure.workflows.policy.behavior import CURRENT, Behavior
@@ -91,6 +99,8 @@ class JobFacts(Message):
     outcome: Outcome | None = None
     unprocessed: dict[str, UnprocessedSamples] = Field(default={})
     """What was set aside, by dataset."""
+    unreadable: dict[str, UnreadableDataset] = Field(default={})
+    """Datasets of which nothing can be read."""
     wrong_claims: int = 0
     """What nodes have reported of ranks or worlds that are not theirs: see
     `perdure.workflows.policy.diagnosis.claims`."""

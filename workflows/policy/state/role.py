@@ -6,7 +6,7 @@ it, which outlives incarnations.
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Self
 
 from pydantic import Field
@@ -65,6 +65,8 @@ class Interruption(Message):
     """What follows once the decision need not wait any longer, for users; empty where it does not wait for long."""
     unpaused: bool = False
     """A user has ended the pause before its ranks are restarted."""
+    excused: timedelta = timedelta()
+    """How much longer reports are awaited, because no worker could take them in while they were due."""
 
     @property
     def decided(self) -> bool:
@@ -224,6 +226,8 @@ class RoleState(Message):
     """The time since which the first world waits in the queue, including waits for other reasons in between."""
     ready_since: datetime | None = None
     """The time since which a (larger) world could be formed: the last call counts from here."""
+    is_due: bool = False
+    """That world waits for no more nodes, but perhaps for something else."""
     leaving: tuple[LeavingNode, ...] = ()
     """Nodes that must end before the next world is formed: see `perdure.workflows.policy.world.succession`."""
     first_step: Duration | None = None

@@ -140,9 +140,11 @@ def _form_due_world(
     if size == 0:
         missing = other_size.why_needed(state)
         return state if trains else waiting.wait(state, job, now, available=len(available), missing=missing)
-    state = state.replace(ready_since=state.ready_since or now)
+    if state.ready_since is None:
+        state = state.replace(ready_since=now, is_due=False)
     if not _is_time(state, job, now, size=size):
         return state if trains else state.replace(waiting_since=state.waiting_since or now)
+    state = state if state.is_due else state.replace(is_due=True)
     if trains and (held := planned_changes.hold_world(state, job, now, size=size)) is not None:
         return held
     exchanged = places_to_exchange(state)
