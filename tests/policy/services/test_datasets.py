@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -13,44 +12,33 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from perdure.contract import (
     DatasetParameters,
-    DatasetRequest,
     FailedShard,
-    NodeCredentials,
     Position,
     SetAside,
     ShardAnswer,
     ShardRequest,
     Term,
 )
-from perdure.contract.datasets import MOST_SPANS, PARTITION_SIZE, Span, Spans
+from perdure.contract.datasets import PARTITION_SIZE, Span, Spans
 from perdure.workflows.policy.services.datasets import (
-    LONGEST_AT_END,
-    LONGEST_OUTAGE,
-    MOST_ASIDE,
-    MOST_FAILED,
-    MOST_FAILURES,
     MOST_FRAGMENTS,
-    MOST_HELD,
-    MOST_LOOKED_AT,
     MOST_TRIES,
     DatasetState,
-    FailedTries,
     Shards,
     _rest,
     begin,
     exchange,
-    exchange_all,
     samples_done,
     unprocessed,
-    unreadable,
     view,
 )
 from perdure.workflows.policy.services.spans import difference, intersection, size, union
-from tests.support.processor_time import ends_within
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 RANKS = 3
 WHOLE = DatasetParameters(size=100, shard_size=8, epochs=2)
+LARGE = DatasetParameters(size=2**30, shard_size=2**20)
+FIRST = Term(generation=1)
 
 
 class Rank:
@@ -491,255 +479,3 @@ def test_a_dataset_without_an_end_is_never_drained():
         assert not answer.drained
     assert view(state).total is None
     assert state.next > 300
-
-
-class Readers:
-    """Ranks that read a dataset, a shard at a time, whatever fails."""
-
-    def __init__(self, *, size: int, ranks: int = 1) -> None:
-        self.parameters = DatasetParameters(size=size, shard_size=1)
-        self.state = begin(self.parameters)
-        self.held: dict[int, Spans] = dict.fromkeys(range(ranks), ())
-        self.now = NOW
-        self.tries: dict[int, int] = {}
-        self.drained = False
-
-    def read(self, fails: Callable[[int], bool], *, seconds: int) -> Readers:
-        """All ranks try what they hold, once a second, and report it, for so long or until the end."""
-        for _ in range(seconds):
-            self.now += timedelta(seconds=1)
-            drained = True
-            for rank, held in self.held.items():
-                failed = tuple(one for one in held if fails(one[0]))
-                for first, _ in held:
-                    self.tries[first] = self.tries.get(first, 0) + 1
-                request = ShardRequest(
-                    rank=rank,
-                    world_size=len(self.held),
-                    done=difference(held, failed),
-                    failed=tuple(FailedShard(span=one, error="OSError: stale handle") for one in failed),
-                    shards=2,
-                )
-                self.state, answer = exchange(self.state, self.parameters, FIRST, request, now=self.now)
-                assert not answer.refused
-                self.held[rank] = tuple((at, at + 1) for first, end in answer.granted for at in range(first, end))
-                drained = drained and answer.drained
-            if drained:
-                self.drained = True
-                break
-        return self
-
-    @property
-    def aside(self) -> Spans:
-        return self.state.aside
-
-
-@pytest.mark.parametrize(
-    ("outage", "before", "ranks"), [(30, 0, 1), (30, 3, 4), (600, 3, 1), (600, 0, 4), (3_000, 0, 1)]
-)
-def test_no_shard_is_set_aside_for_an_outage_of_the_storage(outage: int, before: int, ranks: int):
-    readers = Readers(size=5_000, ranks=ranks).read(lambda _: False, seconds=before)
-    readers.read(lambda _: True, seconds=outage)
-    assert not readers.aside
-    assert len(readers.state.failures) <= MOST_FAILURES
-    readers.read(lambda _: False, seconds=5_000)
-    assert readers.drained
-    assert (readers.aside, samples_done(readers.state)) == ((), 5_000)
-
-
-def test_an_outage_of_the_storage_has_shards_tried_now_and_then_and_not_in_a_loop():
-    readers = Readers(size=10_000).read(lambda _: True, seconds=600)
-    assert sum(readers.tries.values()) <= 600
-
-
-@pytest.mark.parametrize("bad", [range(20, 21), range(20, 60), range(99, 100)], ids=["one", "in a row", "the last"])
-def test_shards_that_fail_while_others_are_done_are_set_aside(bad: range):
-    readers = Readers(size=100).read(lambda first: first in bad, seconds=1_000)
-    assert readers.drained
-    assert size(readers.aside) == len(bad)
-    assert samples_done(readers.state) == 100 - len(bad)
-    assert all(readers.tries[first] >= MOST_TRIES for first in bad)
-
-
-@pytest.mark.parametrize(("size", "longest"), [(20, LONGEST_AT_END), (5_000, LONGEST_OUTAGE)])
-def test_shards_are_set_aside_where_nothing_can_be_read_for_very_long(size: int, longest: timedelta):
-    seconds = int(longest.total_seconds())
-    readers = Readers(size=size).read(lambda _: True, seconds=seconds - 10)
-    assert not readers.aside
-    assert readers.read(lambda _: True, seconds=300).aside
-    readers.read(lambda _: False, seconds=size)
-    assert readers.drained
-
-
-@pytest.mark.parametrize("ranks", [1, 4, 20])
-def test_users_are_told_that_nothing_can_be_read_and_that_it_can_again(ranks: int):
-    readers = Readers(size=5_000, ranks=ranks).read(lambda _: False, seconds=3)
-    since = readers.now
-    assert unreadable(readers.read(lambda _: True, seconds=50).state, "train", ranks=ranks, now=readers.now) is None
-    told = unreadable(readers.read(lambda _: True, seconds=30).state, "train", ranks=ranks, now=readers.now)
-    assert told is not None
-    assert since <= told.since <= since + timedelta(seconds=3)
-    assert (told.dataset, told.error) == ("train", "OSError: stale handle")
-    readers.read(lambda _: False, seconds=70)
-    assert unreadable(readers.state, "train", ranks=ranks, now=readers.now) is None
-
-
-def test_a_shard_that_fails_while_others_take_long_is_no_storage_that_is_away():
-    state, _ = asked(begin(DatasetParameters(size=100, shard_size=1)), FIRST, rank=1, shards=2, world_size=2)
-    state, answer = asked(state, FIRST, shards=1, world_size=2)
-    request = ShardRequest(rank=0, world_size=2, failed=tuple(FailedShard(span=span) for span in answer.granted))
-    state, _ = exchange(state, state.parameters, FIRST, request, now=NOW)
-    assert unreadable(state, "train", ranks=2, now=NOW + timedelta(minutes=5)) is None
-
-
-def test_a_last_shard_that_always_fails_is_told():
-    readers = Readers(size=100).read(lambda first: first == 99, seconds=200)
-    told = unreadable(readers.state, "train", ranks=1, now=readers.now)
-    assert told is not None
-    assert "could be read since" in told.summary
-
-
-def test_many_shards_that_fail_while_the_storage_is_away_are_not_set_aside_for_their_number():
-    failures = tuple(
-        FailedTries(span=(2 * at, 2 * at + 1), tries=1, since=NOW, failed_at=NOW) for at in range(MOST_FAILURES)
-    )
-    first = 2 * MOST_FAILURES
-    state = begin(LARGE).replace(term=FIRST, failures=failures, next=first + 10, leases={0: ((first, first + 10),)})
-    failed = (FailedShard(span=(first, first + 1)),)
-    later = NOW + timedelta(seconds=5)
-    request = ShardRequest(rank=0, holds=((first + 1, first + 10),), failed=failed)
-    known, _ = exchange(state, LARGE, FIRST, request, now=later)
-    assert (known.aside, size(known.free)) == ((), 1)
-    known, _ = exchange(state.replace(done_at=later), LARGE, FIRST, request, now=later)
-    assert known.aside == ((first, first + 1),)
-
-
-NODE = NodeCredentials(uid="0", role="worker", rank=0, incarnation=1, token="t")
-LARGE = DatasetParameters(size=2**30, shard_size=2**20)
-FIRST = Term(generation=1)
-
-
-def every_other_sample(first: int) -> tuple[FailedShard, ...]:
-    return tuple(FailedShard(span=(first + 2 * at, first + 2 * at + 1)) for at in range(MOST_SPANS))
-
-
-def leased_to(ranks: int) -> DatasetState:
-    state = begin(LARGE)
-    for rank in range(ranks):
-        state, _ = exchange(state, LARGE, FIRST, ShardRequest(rank=rank, world_size=ranks, shards=1))
-    return state
-
-
-def report_failures() -> None:
-    state = leased_to(256)
-    for _ in range(5):
-        ranks = tuple(
-            ShardRequest(rank=rank, holds=held, failed=every_other_sample(held[0][0]))
-            for rank, held in state.leases.items()
-        )
-        state, answers = exchange_all(state, DatasetRequest(sender=NODE, parameters=LARGE, term=FIRST, ranks=ranks))
-        assert not any(answer.refused for answer in answers)
-        assert size(state.leased) + size(state.free) + size(state.aside) == state.next
-
-
-def test_failures_that_are_made_to_keep_a_worker_busy_take_little_time():
-    assert ends_within(15, report_failures)
-
-
-def test_more_failures_than_an_exchange_takes_in_are_granted_again_and_not_counted():
-    state = leased_to(3)
-    ranks = tuple(ShardRequest(rank=rank, failed=every_other_sample(held[0][0])) for rank, held in state.leases.items())
-    state, answers = exchange_all(state, DatasetRequest(sender=NODE, parameters=LARGE, term=FIRST, ranks=ranks))
-    assert len(state.failures) == MOST_FAILED
-    counted = (MOST_SPANS, MOST_FAILED - MOST_SPANS, 0)
-    assert [size(answer.granted) for answer in answers] == [LARGE.shard_size - number for number in counted]
-
-
-def test_a_rank_that_takes_its_lease_to_pieces_is_refused_and_changes_nothing():
-    state, refused = leased_to(1), ""
-    for step in range(10):
-        first = 2 * MOST_SPANS * step
-        done = tuple(one.span for one in every_other_sample(first))
-        before = state
-        state, answer = exchange(state, LARGE, FIRST, ShardRequest(rank=0, done=done))
-        if refused := answer.refused:
-            assert state == before
-            break
-    assert str(MOST_HELD) in refused
-
-
-def test_a_dataset_of_which_too_much_fails_is_refused_with_the_first_errors():
-    aside = tuple((2**21 + 2 * at, 2**21 + 2 * at + 1) for at in range(MOST_ASIDE))
-    first = SetAside(epoch=0, first=2**21, end=2**21 + 1, error="no such file")
-    state = leased_to(1).replace(aside=aside, details=(first,))
-    failed = (FailedShard(span=(0, 1)),)
-    for _ in range(MOST_TRIES - 1):
-        state, answer = exchange(state, LARGE, FIRST, ShardRequest(rank=0, holds=((1, 2**20),), failed=failed))
-        state, _ = exchange(state, LARGE, FIRST, ShardRequest(rank=0, holds=((1, 2**20),), shards=1))
-        assert not answer.refused
-    _, answer = exchange(state, LARGE, FIRST, ShardRequest(rank=0, holds=((1, 2**20),), failed=failed))
-    assert "no such file" in answer.refused
-
-
-def test_what_is_kept_for_a_rank_that_is_gone_is_leased_to_others_when_nothing_else_is_left():
-    state = begin(WHOLE.replace(size=8, epochs=3))
-    for rank in range(3):
-        state, answer = asked(state, Term(generation=1), rank=rank, shards=1)
-        assert answer.granted
-    state, answer = exchange(
-        state,
-        state.parameters,
-        Term(generation=2),
-        ShardRequest(rank=0, holds=((0, 8),), continues=True, shards=1),
-        keeps_processes=True,
-    )
-    assert (answer.granted, answer.drained) == (((8, 16),), False)
-    assert state.leased == ((0, 24),)
-    state, answer = asked(
-        state, Term(generation=2), rank=1, shards=1, continues=True, holds=((8, 16),), done=((8, 16),)
-    )
-    assert answer.granted == ((16, 24),), "what was leased to another rank meanwhile is not taken from it"
-    state, answer = asked(state, Term(generation=2), rank=0, done=((0, 16),), shards=1)
-    state, answer = asked(state, Term(generation=2), rank=1, done=((16, 24),), shards=1)
-    assert answer.drained
-    assert view(state).done == 24
-
-
-def test_a_process_that_is_started_again_beside_others_may_fail_as_often_as_before():
-    state = begin(WHOLE)
-    failed = (FailedShard(span=(0, 8), error="no such file", number=1),)
-    state, _ = asked(state, Term(generation=1), rank=0, shards=1)
-    state, _ = asked(state, Term(generation=1), rank=0, failed=failed)
-    state, _ = exchange(state, WHOLE, Term(generation=2), ShardRequest(rank=0, shards=1), keeps_processes=True)
-    state, _ = asked(state, Term(generation=2), rank=0, failed=failed)
-    assert [one.tries for one in state.failures] == [2], "its first failure is no repeat of its predecessor's"
-
-
-def in_pieces(ranks: int, pieces: int) -> tuple[DatasetState, DatasetRequest]:
-    """A dataset of which ranks have loaded a position with many holes, and a request of many ranks."""
-    holes = tuple((2 * at, 2 * at + 1) for at in range(pieces))
-    loaded = Position(next=2 * pieces, holes=holes)
-    state, _ = exchange(begin(LARGE), LARGE, FIRST, ShardRequest(rank=0, position=loaded))
-    asked_for = tuple(ShardRequest(rank=rank, world_size=ranks, shards=1_000_000) for rank in range(ranks))
-    return state, DatasetRequest(sender=NODE, parameters=LARGE, term=FIRST, ranks=asked_for)
-
-
-def ask_for_pieces() -> None:
-    state, request = in_pieces(256, 50_000)
-    for _ in range(10):
-        state, _ = exchange_all(state, request)
-
-
-def test_a_position_that_is_made_to_keep_a_worker_busy_takes_little_time():
-    assert ends_within(15, ask_for_pieces)
-
-
-def test_ranks_for_which_no_time_is_left_are_granted_shards_when_they_ask_again():
-    state, request = in_pieces(4, MOST_LOOKED_AT // 2 + 100)
-    state, first = exchange_all(state, request)
-    assert [bool(answer.granted) for answer in first] == [True, True, False, False]
-    assert not any(answer.drained or answer.refused for answer in first)
-    state, again = exchange_all(state, request.replace(ranks=request.ranks[2:]))
-    assert all(answer.granted for answer in again)
-    whole, _ = exchange_all(in_pieces(4, MOST_LOOKED_AT // 2 + 100)[0], request, bounded=False)
-    assert size(whole.leased) == size(state.leased), "a run of an earlier release grants all at once"
