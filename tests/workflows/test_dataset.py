@@ -33,8 +33,9 @@ from perdure.contract.names import dataset_workflow_id, watch_task_queue
 from perdure.workflows import options
 from perdure.workflows.companion import JobOwner
 from perdure.workflows.dataset import Dataset, DatasetInput
-from perdure.workflows.policy.services import datasets
-from perdure.workflows.policy.services.datasets import MOST_NAMED, MOST_TRIES, DatasetState
+from perdure.workflows.policy.services import datasets, failed_shards
+from perdure.workflows.policy.services.datasets import MOST_NAMED, DatasetState
+from perdure.workflows.policy.services.failed_shards import MOST_TRIES
 from perdure.workflows.policy.services.spans import difference, size, union
 from tests.support.waiting import eventually
 from tests.workflows.fleet import Fleet, job_spec, submit
@@ -129,8 +130,8 @@ async def test_a_job_names_shards_that_were_set_aside_in_its_status_and_its_resu
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ):
     # Nothing else is done meanwhile, and each try counts at once.
-    monkeypatch.setattr(datasets, "LONGEST_OUTAGE", timedelta())
-    monkeypatch.setattr(datasets, "PAUSES", (timedelta(),))
+    monkeypatch.setattr(failed_shards, "LONGEST_OUTAGE", timedelta())
+    monkeypatch.setattr(failed_shards, "PAUSES", (timedelta(),))
     handle = await submit(fleet, job_spec("1", timing=QUICK_END))
     await running(handle, nodes=1)
     played = await node(fleet, handle, 0)
@@ -183,7 +184,7 @@ async def test_a_job_tells_that_a_dataset_cannot_be_read_until_it_can_again(
     async def is_over() -> bool:
         return not await warnings()
 
-    monkeypatch.setattr(datasets, "PAUSES", (timedelta(),))
+    monkeypatch.setattr(failed_shards, "PAUSES", (timedelta(),))
     granted = (await reader.exchange(shards=1)).granted
     await reader.exchange(done=granted)
     await seen(handle, is_over)

@@ -14,16 +14,15 @@ from perdure.contract import (
 from perdure.contract.datasets import MOST_SPANS
 from perdure.workflows.policy.services.datasets import (
     MOST_ASIDE,
-    MOST_FAILED,
     MOST_HELD,
     MOST_LOOKED_AT,
-    MOST_TRIES,
     DatasetState,
     begin,
     exchange,
     exchange_all,
     view,
 )
+from perdure.workflows.policy.services.failed_shards import MOST_FAILED, MOST_TRIES
 from perdure.workflows.policy.services.spans import size
 from tests.policy.services.test_datasets import FIRST, LARGE, WHOLE, asked
 from tests.support.processor_time import ends_within

@@ -13,16 +13,13 @@ from perdure.contract import (
     ShardRequest,
 )
 from perdure.contract.datasets import Spans
-from perdure.workflows.policy.services.datasets import (
+from perdure.workflows.policy.services.datasets import begin, exchange, samples_done, unreadable
+from perdure.workflows.policy.services.failed_shards import (
     LONGEST_AT_END,
     LONGEST_OUTAGE,
     MOST_FAILURES,
     MOST_TRIES,
     FailedTries,
-    begin,
-    exchange,
-    samples_done,
-    unreadable,
 )
 from perdure.workflows.policy.services.spans import difference, size
 from tests.policy.services.test_datasets import FIRST, LARGE, NOW, asked

@@ -22,7 +22,6 @@ from perdure.contract import (
 from perdure.contract.datasets import PARTITION_SIZE, Span, Spans
 from perdure.workflows.policy.services.datasets import (
     MOST_FRAGMENTS,
-    MOST_TRIES,
     DatasetState,
     Shards,
     _rest,
@@ -32,6 +31,7 @@ from perdure.workflows.policy.services.datasets import (
     unprocessed,
     view,
 )
+from perdure.workflows.policy.services.failed_shards import MOST_TRIES
 from perdure.workflows.policy.services.spans import difference, intersection, size, union
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 from itertools import chain, islice
 
 from pydantic import Field
@@ -45,29 +45,23 @@ from perdure.contract.datasets import (
     UnprocessedSamples,
     UnreadableDataset,
 )
+from perdure.workflows.policy.services.failed_shards import (
+    LONGEST_AT_END,
+    MOST_FAILED,
+    MOST_FAILURES,
+    MOST_IN_VAIN,
+    MOST_TRIES,
+    UNREADABLE_AFTER,
+    FailedTries,
+)
 from perdure.workflows.policy.services.spans import difference, intersection, overlaps, size, union
 
-MOST_TRIES = 3
-"""Tries of a shard before it is set aside. A try counts where another shard was done since the one before it: then the
-shard is bad, and not the storage away."""
-PAUSES = (timedelta(seconds=10), timedelta(minutes=1))
-"""The times after the first and each later try before a shard is leased again."""
-UNREADABLE_AFTER = timedelta(minutes=1)
-"""The time without any shard that is done, although some were tried, after which users are told."""
-LONGEST_OUTAGE = timedelta(hours=1)
-"""The time without any shard that is done after which tries count nevertheless."""
-LONGEST_AT_END = timedelta(minutes=10)
-"""The same where nothing else is left that could be done."""
-MOST_IN_VAIN = 8
-"""Shards, or as many as ranks, that fail in vain before none is leased until the pause of one of them is over."""
 MOST_FRAGMENTS = 32
 """Spans that one rank holds. Beyond it, the rank is granted nothing until it has finished some."""
 MOST_HELD = 2 * MOST_SPANS
 """Spans that one rank may be left with by what it reports: a request names no more than half of them."""
 MOST_ASIDE = 20_000
 """Spans that are set aside."""
-MOST_FAILED = 500
-"""Failed shards that one exchange takes in. Others are granted to their ranks again, as if they had not been tried."""
 MOST_LOOKED_AT = 100_000
 """Spans and ranks that one exchange looks through for what it can grant: some 50 ms. Ranks for which nothing is left of
 this get nothing, and ask again."""
@@ -75,30 +69,12 @@ MOST_RANKS = 100_000
 """Ranks that hold shards: agents of machines that joined may name any."""
 MOST_GRANTED_SPANS = 16
 """Spans in one answer."""
-MOST_FAILURES = 1_000
-"""Shards whose tries are counted; a further one is set aside at its first failure."""
 MOST_DETAILS = 100
 """Shards set aside whose errors are kept; further ones are counted."""
 MOST_NAMED = 5
 """Shards set aside that the job names; it counts the samples of further ones."""
 SHARE_OF_REST = 2
 """A rank is granted at most this fraction (1/n) of an equal share of what is left, so that all ranks end together."""
-
-
-class FailedTries(Message):
-    """The failed tries of one shard."""
-
-    span: Span
-    tries: int
-    """Those that count."""
-    since: datetime | None = None
-    """The first of them; None in a run of an earlier release, whose tries all count."""
-    failed_at: datetime | None = None
-    """The newest one."""
-
-    def waits(self, now: datetime) -> bool:
-        """Whether it is too early for the next one."""
-        return self.failed_at is not None and now < self.failed_at + PAUSES[min(self.tries, len(PAUSES)) - 1]
 
 
 class DatasetState(Message):
@@ -275,7 +251,7 @@ def unreadable(state: DatasetState, name: str, *, ranks: int, now: datetime) -> 
         ranks: The number of ranks that read it.
         now: The time.
     """
-    in_vain = [one for one in state.failures if _is_in_vain(state, one, now)]
+    in_vain = [one for one in state.failures if one.is_in_vain(state.done_at, now)]
     begun = min((one.since for one in in_vain if one.since is not None), default=now)
     since = begun if state.done_at is None else max(begun, state.done_at)
     if now - since < UNREADABLE_AFTER or (len(in_vain) < max(MOST_IN_VAIN, ranks) and _has_others(state)):
@@ -390,14 +366,14 @@ def _take_in(state: DatasetState, request: ShardRequest, now: datetime | None) -
         index = next((index for index, one in enumerate(failures) if overlaps(one.span, spans)), None)
         known = None if index is None else failures.pop(index)
         tries = 1 if known is None else known.tries + 1
-        if now is not None and known is not None and _is_in_vain(state, known, now):
+        if now is not None and known is not None and known.is_in_vain(state.done_at, now):
             others_left = _has_others(state, request.failed) if others_left is None else others_left
-            tries -= others_left or _is_in_vain(state, known, now, LONGEST_AT_END)
+            tries -= others_left or known.is_in_vain(state.done_at, now, LONGEST_AT_END)
         if tries < MOST_TRIES and len(failures) < MOST_FAILURES:
             since = known.since if known is not None and known.since is not None else now
             failures.append(FailedTries(span=failed.span, tries=tries, since=since, failed_at=now))
             returned += spans
-        elif tries < MOST_TRIES and now is not None and _is_in_vain(state, failures[-1], now):
+        elif tries < MOST_TRIES and now is not None and failures[-1].is_in_vain(state.done_at, now):
             returned += spans
         else:
             aside += spans
@@ -412,16 +388,6 @@ def _take_in(state: DatasetState, request: ShardRequest, now: datetime | None) -
         error=next((failed.error for failed in reversed(request.failed) if failed.error), state.error),
         failed={**state.failed, request.rank: newest} if newest > counted else state.failed,
     )
-
-
-def _is_in_vain(state: DatasetState, known: FailedTries, now: datetime, longest: timedelta | None = None) -> bool:
-    """Whether no shard was done since one has failed, and not for too long: its storage may be away."""
-    longest = LONGEST_OUTAGE if longest is None else longest
-    if known.failed_at is None or known.since is None:
-        return False
-    if state.done_at is None:
-        return now - known.since < longest
-    return state.done_at <= known.failed_at and now - max(known.since, state.done_at) < longest
 
 
 def _has_others(state: DatasetState, failed: tuple[FailedShard, ...] = ()) -> bool:
@@ -488,11 +454,11 @@ def _open(state: DatasetState, request: ShardRequest, now: datetime | None) -> I
     if now is None or not state.failures:
         return rest
     # In an outage those that failed last wait, so that few of many are looked at.
-    waiting = (one for one in reversed(state.failures) if one.waits(now) and _is_in_vain(state, one, now))
+    waiting = (one for one in reversed(state.failures) if one.waits(now) and one.is_in_vain(state.done_at, now))
     most = max(MOST_IN_VAIN, request.world_size)
     if len(tuple(islice(waiting, most))) >= most:
         return ()
-    in_vain = [one for one in state.failures if _is_in_vain(state, one, now)]
+    in_vain = [one for one in state.failures if one.is_in_vain(state.done_at, now)]
     too_early = union(one.span for one in state.failures if one.waits(now))
     # What is kept for ranks is for when nothing else is left.
     kept = union(*state.kept.values())
