@@ -162,7 +162,7 @@ def test_a_flood_waits_for_room_and_names_who_does_not_consume(tmp_path: Path, c
         producer.put("c", timeout=SHORT)
     queue.step()
     assert producer.put("c", timeout=LONG) == 2
-    with pytest.raises(QueueFull, match="and role trainer has made no step for 0 s"):
+    with pytest.raises(QueueFull, match=r"and role trainer has made no step for \d+ s"):
         producer.put("d", timeout=SHORT)
     putting = threading.Thread(target=producer.put, args=("d",), daemon=True)
     putting.start()
