@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.launcher.nodes import READY, TORCHRUN, Node, all_ready, all_step, first_world, form_world, running
+from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.usefixtures("ranks"), pytest.mark.timeout(400), pytest.mark.long("frameworks")]
 
@@ -47,7 +48,7 @@ async def test_it_goes_on_after_a_killed_rank(launcher: list[str], kind: str, pa
         assert any(rank["signal"] == signal.SIGKILL for rank in report.body["ranks"])
         await form_world([node], 2, port=ready[0].body["store_ports"][1], processes=PROCESSES)
         await all_step([node], 2, processes=PROCESSES)
-        assert "resumes from what was saved" in node.output
+        await eventually(lambda: "resumes from what was saved" in node.output)
 
 
 async def test_two_nodes_of_a_lightning_script_that_is_started_by_plain_python_are_one_training() -> None:

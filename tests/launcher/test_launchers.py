@@ -197,7 +197,7 @@ async def test_a_process_that_is_meant_to_train_beside_the_job_may() -> None:
     node.config["workdir"] = str(node.run_directory)
     async with running(node):
         await first_world([node])
-        assert "prepared" in node.output
+        await eventually(lambda: "prepared" in node.output)
 
 
 @pytest.mark.parametrize("shell", [False, True])
@@ -234,8 +234,8 @@ async def test_a_script_that_names_its_own_master_meets_at_the_jobs_store(launch
     nodes = pair(*launcher, "own_master.py", "env", other=[*launcher, "own_master.py", "tcp"])
     async with running(*nodes):
         await one_training(nodes, path=path)
-        for node in nodes:
-            assert "the script names localhost:29511 for its process group; the job's own 127.0.0.1:" in node.output
+        text = "the script names localhost:29511 for its process group; the job's own 127.0.0.1:"
+        await eventually(lambda: all(text in node.output for node in nodes))
 
 
 async def test_a_script_that_makes_a_world_of_its_own_on_each_of_several_nodes_is_stopped() -> None:

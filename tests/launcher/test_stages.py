@@ -116,7 +116,7 @@ async def test_a_script_that_ignores_a_killed_torchrun_does_not_begin_the_next_o
         os.kill(node.agent.said(HELLO)[-1]["pid"], signal.SIGKILL)
         exited = await node.agent.heard(EXITED)
         assert (exited.body["exit_code"], exited.body["generation"]) == (0, 1)
-        assert "the torchrun before this one did not finish its ranks" in node.output
+        await eventually(lambda: "the torchrun before this one did not finish its ranks" in node.output)
         assert node.agent.said(READY) == []
 
 

@@ -293,7 +293,7 @@ async def test_a_log_disk_that_is_full_loses_output_and_nothing_else() -> None:
         exited = await node.agent.heard(EXITED)
         assert exited.body["exit_code"] == 4
         assert exited.body["log_tail"].endswith("line 20000 of the output\nlast\n")
-        assert len(node.output) == 100_000
+        await eventually(lambda: len(node.output) == 100_000)
 
 
 async def test_a_launcher_without_a_usable_run_directory_reports_it() -> None:
