@@ -62,8 +62,6 @@ _AGENT_PATIENCE = 20.0
 """Seconds for which a world waits to learn whether its job stores checkpoints. Then it trains, and asks again."""
 _VERDICT_WITHIN = 10.0
 """Seconds beside its own timeout that a rank waits to learn from rank 0 whether a step is durable."""
-_ANNOUNCED = 8
-"""Announced steps that are remembered: one is announced while the one before is copied."""
 _MEASURED = 64
 """Steps whose metrics are remembered: more than are saved while one is stored."""
 
@@ -107,10 +105,6 @@ class DurableCheckpoints:
         self._requests = DurableRequests()
         self._in_progress = ""
         """The folder of the checkpoint that is being stored."""
-        self._announced = -1
-        self._answers: dict[int, int] = {}
-        """The newest request that each of the last announced steps answers: one may still be copied when the next is
-        announced."""
         self._metrics: dict[int, dict[str, float]] = {}
         self._waits: Counter[int] = Counter()
         """How often the script has waited for a step: all ranks count alike."""
@@ -175,21 +169,15 @@ class DurableCheckpoints:
             every: The number of steps between two saves.
         """
         schedule = self._schedule
-        if schedule is None or self._own.rank or self._requests.is_busy or step <= self._announced:
+        if schedule is None or self._own.rank or self._requests.is_busy or step <= schedule.announced:
             return
         if (target := schedule.next_target(step, every=every, desired=self._link.desired())) is not None:
-            self._announce(target, schedule.request)
             self._announcing.set(_announcement(target), "")
 
     def answer(self, step: int, request: int) -> None:
         """Has a step that all ranks store answer a request for a checkpoint."""
         if self._schedule is not None and not self._own.rank:
             self._schedule.answer(request, step)
-            self._announce(step, request)
-
-    def _announce(self, step: int, request: int) -> None:
-        self._announced = step
-        self._answers = {**dict(list(self._answers.items())[-_ANNOUNCED:]), step: request}
 
     def measured(self, step: int, metrics: Metrics) -> None:
         """Remembers, as rank 0, what the script measured at a step that may be stored."""
@@ -326,7 +314,7 @@ class DurableCheckpoints:
         """Stores this rank's part, and as rank 0 waits until the checkpoint is committed."""
         own, snapshot = self._own, request.taken()
         header = snapshot.header
-        answers = max((request for step, request in self._answers.items() if step <= header.step), default=0)
+        answers = self._schedule.answers(header.step) if self._schedule is not None else 0
         checksum = crc32(snapshot.content) if snapshot.crc32 is None else snapshot.crc32
         parts = read_parts(snapshot.content, index_at=header.index_at, meshes=self._meshes)
         planner = planner_of(parts, rank=own.rank, each_rank=self._each_rank)

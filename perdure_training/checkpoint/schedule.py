@@ -11,6 +11,8 @@ _FIRST_INTERVAL = 60.0
 """Seconds until the first checkpoint where the job chooses the interval: until then nothing is known of its cost."""
 _NEXT_TRY = 30.0
 """Seconds until a requested checkpoint is tried again that could not be stored."""
+_REMEMBERED = 8
+"""Announced steps that are remembered: more than are copied at a time."""
 _LEAD = 2
 """Steps between the announcement of a checkpoint and its step: every rank has made one step together with rank 0 by
 then, and so learns of it in time."""
@@ -44,6 +46,8 @@ class Schedule:
         self._tried = self._answered = 0
         self._next_try = 0.0
         self._last_step: int | None = None
+        self._announced: dict[int, int] = {}
+        """The steps that were announced last, and the newest request that each answers."""
         self._last = clock()
 
     def begin(self, step: int) -> None:
@@ -52,14 +56,23 @@ class Schedule:
         self._last = self._clock()
 
     @property
-    def request(self) -> int:
-        """The newest request that the announced step answers."""
-        return self._tried
+    def announced(self) -> int:
+        """The step that was announced last; -1 if none was."""
+        return next(reversed(self._announced), -1)
+
+    def answers(self, step: int) -> int:
+        """The newest request that a step answers: it may still be copied when the next one is announced."""
+        return max((request for announced, request in self._announced.items() if announced <= step), default=0)
 
     def answer(self, request: int, step: int) -> None:
         """Records that a step is stored that answers a request, without an announcement."""
         self._tried, self._next_try = max(self._tried, request), self._clock() + _NEXT_TRY
+        self._announce(step)
         self.begin(step)
+
+    def _announce(self, step: int) -> None:
+        # Another thread reads it.
+        self._announced = {**dict([*self._announced.items()][-_REMEMBERED:]), step: self._tried}
 
     def finish(self, request: int) -> None:
         """Marks all requests up to `request` as answered by a durable checkpoint."""
@@ -89,6 +102,7 @@ class Schedule:
             return None
         target = math.ceil(soonest / every) * every
         self._last_step, self._last = target, now
+        self._announce(target)
         return target
 
     def _interval(self, desired: Mapping[str, Any]) -> float:

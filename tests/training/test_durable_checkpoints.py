@@ -402,7 +402,8 @@ def test_a_request_is_tried_again_after_a_while_until_one_is_durable():
     assert schedule.next_target(4, every=1, desired=desired) is None
     now = 31.0
     assert schedule.next_target(5, every=1, desired=desired) == 7
-    schedule.finish(schedule.request)
+    assert [schedule.answers(step) for step in (2, 3, 7)] == [0, 1, 1]
+    schedule.finish(schedule.answers(7))
     now = 70.0
     assert schedule.next_target(8, every=1, desired=desired) is None
 

@@ -217,18 +217,18 @@ def test_a_step_that_is_still_copied_when_the_next_is_announced_answers_its_requ
     monkeypatch.setattr(schedule, "_NEXT_TRY", 0.0)
     monkeypatch.setattr(slots, "_PATIENCE", 0.1)
     announced: list[int] = []
-    store, announce, goes_on = DurableCheckpoints.store, DurableCheckpoints._announce, threading.Event()
+    store, announce, goes_on = DurableCheckpoints.store, schedule.Schedule._announce, threading.Event()
 
     def copied_late(one: DurableCheckpoints, *arguments: Any, **named: Any) -> None:
         assert goes_on.wait(WITHIN)
         store(one, *arguments, **named)
 
-    def seen(one: DurableCheckpoints, step: int, request: int) -> None:
+    def seen(one: schedule.Schedule, step: int) -> None:
         announced.append(step)
-        announce(one, step, request)
+        announce(one, step)
 
     monkeypatch.setattr(DurableCheckpoints, "store", copied_late)
-    monkeypatch.setattr(DurableCheckpoints, "_announce", seen)
+    monkeypatch.setattr(schedule.Schedule, "_announce", seen)
     assert ranks.begin(states()) == [None, None]
     ranks.agent.request_checkpoint(1)
     steps = itertools.count(1)
