@@ -157,21 +157,23 @@ class Reconciler:
         status = statuses.update_status(
             status or resource.status, workflow_id=run.workflow_id, run_id=run.first_run_id, page=run.page
         )
+        judged = status if status.accepts(generation) else await self._judge(resource, run, status)
         if not run.open:
             result, job = await self._runs.result(resource)
             logger.info("%s: %s", run.workflow_id, result.phase)
-            status = statuses.update_status(status, observed_generation=generation)
+            # Of a change that came too late the next look tells.
+            status = judged if judged.accepts(generation) else status
             status = statuses.ended_status(status, result, job, _observed(resource))
             return await self._show(resource, status, again=SOON)
-        if resource.status.observed_generation != generation:
-            status = await self._judge(resource, run, status)
         job = await self._runs.status(resource)
-        if status.accepts(generation):
+        if judged.accepts(generation):
             try:
                 if await self._carry(resource, job):
                     job = await self._runs.status(resource)
             except (Refused, SpecError) as error:
-                status = statuses.refused_status(status, "ChangeRefused", str(error), _observed(resource))
+                # Perhaps only for now, such as while a role is being suspended: the next look requests it again.
+                judged = statuses.refused_status(status, "ChangeRefused", str(error), _observed(resource))
+        status = judged
         if job.phase in FINAL_PHASES:
             # It has ended since it was found to run, and the next look has its result.
             return Looked(resource=resource, again=SOON)
@@ -181,7 +183,10 @@ class Reconciler:
         return await self._show(resource, status, again=REFRESH if job.phase in _AT_REST else SOON)
 
     async def _judge(self, resource: TrainingJobResource, run: Run, status: ResourceStatus) -> ResourceStatus:
-        """Sets the condition that says whether the running job can follow its object's current specification."""
+        """Sets the condition that says whether the running job can follow its object's current specification.
+
+        What the object was refused for before its job was started, or by the job itself, may not hold any more.
+        """
         at = _observed(resource)
         try:
             desired, warnings = resource.job()
@@ -195,7 +200,7 @@ class Reconciler:
 
     async def _carry(self, resource: TrainingJobResource, job: JobStatus) -> bool:
         """Applies the object's changes to the running job; returns whether there were any."""
-        if job.phase in (JobPhase.HELD, JobPhase.STOPPING):
+        if job.phase in (JobPhase.HELD, JobPhase.STOPPING) or job.phase in FINAL_PHASES:
             return False
         running = {one.name: (one.nodes_min, one.nodes_allowed) for one in job.by_role}
         running = running or {job.role: (job.nodes_min, job.nodes_allowed)}

@@ -17,7 +17,7 @@ from perdure.operator.resource import FINALIZER, SCALED_ROLES, TrainingJobResour
 from perdure.operator.runs import Run, Runs
 from perdure.operator.status import Truth
 from perdure.spec.errors import SpecError
-from perdure.spec.job import Backend
+from perdure.spec.job import Backend, JobSpec
 from perdure.spec.validate import validate_spec
 from tests.operator.known_jobs import NOW, running_job, running_role
 
@@ -65,6 +65,9 @@ class EndingRun:
     async def find(self, of: TrainingJobResource) -> Run:
         ids = {"workflow_id": "job/nlp/llama", "run_id": "r", "first_run_id": "r", "object_uid": "1"}
         return Run(**ids, open=self.open, page="")
+
+    async def spec_of(self, run: Run) -> JobSpec:
+        return resource().job()[0]
 
     async def status(self, of: TrainingJobResource) -> JobStatus:
         self.open = False
