@@ -91,7 +91,12 @@ class Reconciler:
         return await self._begin(resource, run)
 
     async def doubt(self, resource: TrainingJobResource, error: PerdureError | KubernetesError) -> Looked:
-        """Shows in the status what keeps the object from being reconciled: who does not answer, or who refuses."""
+        """Shows in the status what keeps the object from being reconciled: who does not answer, or who refuses.
+
+        Of a job that has ended everything is known, and nothing would take the doubt back.
+        """
+        if resource.status.finished and not resource.deleting:
+            return Looked(resource=resource)
         remedy = error.remedy if isinstance(error, PerdureError) else "See docs/kubernetes-resource.md."
         reason = type(error).__name__ if isinstance(error, PerdureError) else error.reason
         return await self._show(resource, _unknown(resource, reason, f"{error}. {remedy}".strip()))
@@ -107,6 +112,8 @@ class Reconciler:
         adopted = other if other is not None and other.open else None
         if adopted is not None and not await self._continues(adopted, job):
             return await self._refuse(resource, "NameTaken", _name_taken(resource), again=RETRY)
+        if adopted is not None and await self._is_ending(resource):
+            return await self._refuse(resource, "NameTaken", _NAME_IS_FREE_SOON, again=REFRESH)
         if refusal := await self._owners.refusal(resource, job):
             # Only others can change that: those who grant rights.
             return await self._refuse(resource, "Forbidden", refusal, again=RETRY)
@@ -136,6 +143,12 @@ class Reconciler:
         """Whether the open run may become the object's: an earlier object of this name started it with the same
         specification. That object is gone without the end of its job, as when the definition was removed."""
         return bool(run.object_uid) and not refusal_of_changes(await self._runs.spec_of(run), job)
+
+    async def _is_ending(self, resource: TrainingJobResource) -> bool:
+        """Whether the open run of the object's name trains no more, such as that of a deleted object whose finalizer a
+        user has removed: what adopts it would end with it."""
+        phase = (await self._runs.status(resource)).phase
+        return phase in (JobPhase.HELD, JobPhase.STOPPING) or phase in FINAL_PHASES
 
     async def _adopt(self, resource: TrainingJobResource, run: Run, status: ResourceStatus) -> Looked:
         resource = await self._protected(resource)
@@ -373,6 +386,12 @@ def _name_taken(resource: TrainingJobResource) -> str:
         f"this object waits until it has ended. End it: perdure cancel {name} -n {namespace} --wait. "
         "Or give the object another name"
     )
+
+
+_NAME_IS_FREE_SOON = (
+    "the job of an earlier object of this name is ending; this object waits until its nodes are gone, and then starts "
+    "its own"
+)
 
 
 def _time_left(resource: TrainingJobResource) -> float | None:

@@ -7,7 +7,8 @@ from typing import Any, cast
 
 import pytest
 
-from perdure.base.errors import Refused
+from perdure.base.errors import ControlPlaneUnreachable, Refused
+from perdure.client.views import Submission
 from perdure.contract import JobPhase, JobResult, JobStatus
 from perdure.operator.owners import Owners
 from perdure.operator.ownership import Ownership
@@ -62,6 +63,7 @@ class PlayedRun:
         self.job = running_job(phase=phase, nodes_allowed=2)
         self.refusal = refusal
         self.requests = 0
+        self.started = 0
 
     def end(self) -> None:
         """Lets the job succeed."""
@@ -73,6 +75,10 @@ class PlayedRun:
 
     async def has_nodes(self, run: Run) -> bool:
         return False
+
+    async def start(self, job: JobSpec, of: TrainingJobResource, *, owner: str = "") -> Submission:
+        self.started += 1
+        return Submission(name="llama", namespace="nlp", workflow_id="job/nlp/llama", run_id="s", page="")
 
     async def find(self, of: TrainingJobResource) -> Run:
         return self.run
@@ -149,3 +155,32 @@ async def test_a_change_that_comes_too_late_is_told_once_the_job_has_ended():
     for _ in range(2):
         looked = await operator.look(looked.resource)
     assert (accepted(looked.resource).status, accepted(looked.resource).reason) == (Truth.FALSE, "Ended")
+
+
+async def test_the_end_of_a_job_is_not_put_in_doubt_while_its_nodes_wind_down():
+    ended = {"phase": "SUCCEEDED", "finishedAt": NOW, "conditions": [acceptance()]}
+    known = an_object(runId="r", **ended)
+    api = PlayedApi(known)
+    looked = await reconciler(api, PlayedRun()).doubt(known, ControlPlaneUnreachable("Temporal does not answer"))
+    assert (looked.resource.status, api.changes) == (known.status, 0)
+
+
+@pytest.mark.parametrize("phase", [JobPhase.STOPPING, JobPhase.HELD, JobPhase.CANCELLED])
+async def test_an_object_adopts_no_job_that_is_ending(phase: JobPhase):
+    known = an_object()
+    api, runs = PlayedApi(known), PlayedRun(object_uid="earlier", phase=phase)
+    operator = reconciler(api, runs)
+    looked = await operator.look(known)
+    waits = accepted(looked.resource)
+    assert (waits.status, waits.reason) == (Truth.FALSE, "NameTaken")
+    assert "the job of an earlier object of this name is ending" in waits.message
+    assert looked.again is not None
+    runs.end()
+    looked = await operator.look(looked.resource)
+    assert (runs.started, accepted(looked.resource).reason) == (1, "Valid")
+
+
+async def test_an_object_adopts_a_job_that_runs():
+    known = an_object()
+    looked = await reconciler(PlayedApi(known), PlayedRun(object_uid="earlier")).look(known)
+    assert (looked.resource.status.run_id, accepted(looked.resource).reason) == ("r", "Adopted")
