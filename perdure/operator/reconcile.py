@@ -82,13 +82,23 @@ class Reconciler:
             return await self._end(resource)
         if resource.status.finished:
             return await self._stay_ended(await self._released(resource))
-        run = await self._runs.find(resource)
-        if run is not None and _belongs(run, resource):
+        latest = await self._runs.find(resource)
+        if (run := await self._own(resource, latest)) is not None:
             return await self._mirror(resource, run)
         if resource.status.run_id:
             text = f"Temporal no longer has {resource.workflow_id}, run {resource.status.run_id}"
             return await self._show(resource, _unknown(resource, "RunNotFound", text), again=RETRY)
-        return await self._begin(resource, run)
+        return await self._begin(resource, latest)
+
+    async def _own(self, resource: TrainingJobResource, latest: Run | None) -> Run | None:
+        """The run of the object, by the latest one of its name."""
+        if latest is not None and _belongs(latest, resource):
+            return latest
+        if not resource.status.run_id or (latest is not None and latest.first_run_id == resource.status.run_id):
+            return None
+        # Since it has ended, a user may have started another job under its name.
+        ended = await self._runs.find_ended(resource)
+        return ended if ended is not None and _belongs(ended, resource) else None
 
     async def doubt(self, resource: TrainingJobResource, error: PerdureError | KubernetesError) -> Looked:
         """Shows in the status what keeps the object from being reconciled: who does not answer, or who refuses.
@@ -172,7 +182,7 @@ class Reconciler:
         )
         judged = status if status.accepts(generation) else await self._judge(resource, run, status)
         if not run.open:
-            result, job = await self._runs.result(resource)
+            result, job = await self._runs.result(resource, run)
             logger.info("%s: %s", run.workflow_id, result.phase)
             # Of a change that came too late the next look tells.
             status = judged if judged.accepts(generation) else status
@@ -269,8 +279,8 @@ class Reconciler:
         """
         if FINALIZER not in resource.metadata.finalizers:
             return resource
-        run = await self._runs.find(resource)
-        if run is not None and _belongs(run, resource) and (run.open or await self._runs.has_nodes(run)):
+        run = await self._own(resource, await self._runs.find(resource))
+        if run is not None and (run.open or await self._runs.has_nodes(run)):
             return resource
         logger.info("%s: its object can be deleted", resource.workflow_id)
         return await self._with_finalizers(

@@ -60,6 +60,7 @@ class PlayedRun:
     def __init__(self, *, object_uid: str = "1", phase: JobPhase = JobPhase.RUNNING, refusal: str = "") -> None:
         ids = {"workflow_id": "job/nlp/llama", "run_id": "r", "first_run_id": "r", "object_uid": object_uid}
         self.run = Run(**ids, open=True, page="")
+        self.earlier: Run | None = None
         self.job = running_job(phase=phase, nodes_allowed=2)
         self.refusal = refusal
         self.requests = 0
@@ -70,7 +71,8 @@ class PlayedRun:
         self.run = replace(self.run, open=False)
         self.job = running_job(phase=JobPhase.SUCCEEDED, nodes_allowed=2)
 
-    async def result(self, of: TrainingJobResource) -> tuple[JobResult, JobStatus]:
+    async def result(self, of: TrainingJobResource, run: Run) -> tuple[JobResult, JobStatus]:
+        assert not run.open
         return SUCCEEDED, self.job
 
     async def has_nodes(self, run: Run) -> bool:
@@ -82,6 +84,9 @@ class PlayedRun:
 
     async def find(self, of: TrainingJobResource) -> Run:
         return self.run
+
+    async def find_ended(self, of: TrainingJobResource) -> Run | None:
+        return self.earlier
 
     async def spec_of(self, run: Run) -> JobSpec:
         return an_object().job()[0]
@@ -184,3 +189,19 @@ async def test_an_object_adopts_a_job_that_runs():
     known = an_object()
     looked = await reconciler(PlayedApi(known), PlayedRun(object_uid="earlier")).look(known)
     assert (looked.resource.status.run_id, accepted(looked.resource).reason) == ("r", "Adopted")
+
+
+@pytest.mark.parametrize("is_known", [True, False], ids=["known", "forgotten"])
+async def test_the_end_of_a_job_is_shown_although_another_one_has_its_name_by_now(is_known: bool):
+    known = an_object(runId="r", phase="RUNNING", conditions=[acceptance()])
+    runs = PlayedRun()
+    runs.earlier = replace(runs.run, open=False) if is_known else None
+    runs.run = replace(runs.run, run_id="of-another", first_run_id="of-another", object_uid="")
+    looked = await reconciler(PlayedApi(known), runs).look(known)
+    running = looked.resource.status.condition("Running")
+    assert running is not None
+    if is_known:
+        assert looked.resource.status.phase == "SUCCEEDED"
+        assert looked.resource.status.condition("Succeeded") is not None
+    else:
+        assert (running.status, running.reason) == (Truth.UNKNOWN, "RunNotFound")

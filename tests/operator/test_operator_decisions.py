@@ -79,7 +79,7 @@ class EndingRun:
     async def step(self, job: JobStatus) -> None:
         return None
 
-    async def result(self, of: TrainingJobResource) -> tuple[JobResult, None]:
+    async def result(self, of: TrainingJobResource, run: Run) -> tuple[JobResult, None]:
         known: dict[str, Any] = {"phase": JobPhase.FAILED, "exit_code": 1, "reason": "it raised"}
         known |= {"generations": 1, "restarts": 0, "started_at": NOW, "finished_at": NOW}
         return JobResult(**known), None

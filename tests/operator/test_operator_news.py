@@ -79,7 +79,7 @@ async def test_a_change_during_a_look_is_looked_at_next(told: list[dict[str, Any
 
 
 class Unreadable:
-    """In the place of the API server and of the reconciler: what is shown in an object makes one that cannot be read."""
+    """In the place of the API server and of the reconciler: an object cannot be read once something is shown in it."""
 
     def __init__(self) -> None:
         self.looked = 0
