@@ -27,11 +27,11 @@ from kubernetes.aio.client.configuration import Configuration
 from kubernetes.aio.client.rest import RESTClientObject
 from kubernetes.aio.utils import Backoff as RequestBackoff
 from kubernetes.aio.utils import on_retry_after_error
-from pydantic_core import from_json
 
 from perdure.base.backoff import Backoff
 from perdure.base.kubernetes_credentials import Credentials
 from perdure.base.kubernetes_errors import Absent, KubernetesError, error_of
+from perdure.base.nested_json import read_json
 
 logger = logging.getLogger(__name__)
 
@@ -364,7 +364,7 @@ class KubernetesApi:
         contact(None)
         try:
             async for line in _lines(response):
-                event = from_json(line)
+                event = read_json(line)
                 if event["type"] == "ERROR":
                     raise error_of(event["object"])
                 contact(None)
@@ -384,7 +384,7 @@ class KubernetesApi:
     ) -> Object:
         async def once() -> Object:
             response = await self._send(method, path, query or {}, content, content_type=content_type)
-            return from_json(await response.read())
+            return read_json(await response.read())
 
         def again(error: Exception) -> bool:
             if isinstance(error, KubernetesError):

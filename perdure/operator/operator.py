@@ -251,7 +251,12 @@ class Operator:
         """Shows in the object why it is not reconciled, unless the API server is the reason."""
         if not isinstance(error, PerdureError) and not (isinstance(error, KubernetesError) and error.unauthorized):
             return
-        with contextlib.suppress(KubernetesError, OSError, *TRANSIENT):
+        try:
             looked = await self._reconciler.doubt(resource, error)
             if resource.metadata.uid in self._resources:
                 self._know(looked.resource)
+        except (KubernetesError, OSError, *TRANSIENT):
+            pass  # It is looked at again.
+        except Exception:
+            # As an object that cannot be read since it was looked at: the others are served.
+            logger.exception("%s: why it is not reconciled cannot be shown", resource.workflow_id)

@@ -82,16 +82,31 @@ class Reconciler:
             return await self._end(resource)
         if resource.status.finished:
             return await self._stay_ended(await self._released(resource))
-        run = await self._runs.find(resource)
-        if run is not None and _belongs(run, resource):
+        latest = await self._runs.find(resource)
+        if (run := await self._own(resource, latest)) is not None:
             return await self._mirror(resource, run)
         if resource.status.run_id:
             text = f"Temporal no longer has {resource.workflow_id}, run {resource.status.run_id}"
             return await self._show(resource, _unknown(resource, "RunNotFound", text), again=RETRY)
-        return await self._begin(resource, run)
+        return await self._begin(resource, latest)
+
+    async def _own(self, resource: TrainingJobResource, latest: Run | None) -> Run | None:
+        """The run of the object, by the latest one of its name."""
+        if latest is not None and _belongs(latest, resource):
+            return latest
+        if not resource.status.run_id or (latest is not None and latest.first_run_id == resource.status.run_id):
+            return None
+        # Since it has ended, a user may have started another job under its name.
+        ended = await self._runs.find_ended(resource)
+        return ended if ended is not None and _belongs(ended, resource) else None
 
     async def doubt(self, resource: TrainingJobResource, error: PerdureError | KubernetesError) -> Looked:
-        """Shows in the status what keeps the object from being reconciled: who does not answer, or who refuses."""
+        """Shows in the status what keeps the object from being reconciled: who does not answer, or who refuses.
+
+        Of a job that has ended everything is known, and nothing would take the doubt back.
+        """
+        if resource.status.finished and not resource.deleting:
+            return Looked(resource=resource)
         remedy = error.remedy if isinstance(error, PerdureError) else "See docs/kubernetes-resource.md."
         reason = type(error).__name__ if isinstance(error, PerdureError) else error.reason
         return await self._show(resource, _unknown(resource, reason, f"{error}. {remedy}".strip()))
@@ -107,6 +122,8 @@ class Reconciler:
         adopted = other if other is not None and other.open else None
         if adopted is not None and not await self._continues(adopted, job):
             return await self._refuse(resource, "NameTaken", _name_taken(resource), again=RETRY)
+        if adopted is not None and await self._is_ending(resource):
+            return await self._refuse(resource, "NameTaken", _NAME_IS_FREE_SOON, again=REFRESH)
         if refusal := await self._owners.refusal(resource, job):
             # Only others can change that: those who grant rights.
             return await self._refuse(resource, "Forbidden", refusal, again=RETRY)
@@ -137,6 +154,12 @@ class Reconciler:
         specification. That object is gone without the end of its job, as when the definition was removed."""
         return bool(run.object_uid) and not refusal_of_changes(await self._runs.spec_of(run), job)
 
+    async def _is_ending(self, resource: TrainingJobResource) -> bool:
+        """Whether the open run of the object's name trains no more, such as that of a deleted object whose finalizer a
+        user has removed: what adopts it would end with it."""
+        phase = (await self._runs.status(resource)).phase
+        return phase in (JobPhase.HELD, JobPhase.STOPPING) or phase in FINAL_PHASES
+
     async def _adopt(self, resource: TrainingJobResource, run: Run, status: ResourceStatus) -> Looked:
         resource = await self._protected(resource)
         logger.info("%s: adopted run %s of an earlier object", run.workflow_id, run.first_run_id)
@@ -157,21 +180,23 @@ class Reconciler:
         status = statuses.update_status(
             status or resource.status, workflow_id=run.workflow_id, run_id=run.first_run_id, page=run.page
         )
+        judged = status if status.accepts(generation) else await self._judge(resource, run, status)
         if not run.open:
-            result, job = await self._runs.result(resource)
+            result, job = await self._runs.result(resource, run)
             logger.info("%s: %s", run.workflow_id, result.phase)
-            status = statuses.update_status(status, observed_generation=generation)
+            # Of a change that came too late the next look tells.
+            status = judged if judged.accepts(generation) else status
             status = statuses.ended_status(status, result, job, _observed(resource))
             return await self._show(resource, status, again=SOON)
-        if resource.status.observed_generation != generation:
-            status = await self._judge(resource, run, status)
         job = await self._runs.status(resource)
-        if status.accepts(generation):
+        if judged.accepts(generation):
             try:
                 if await self._carry(resource, job):
                     job = await self._runs.status(resource)
             except (Refused, SpecError) as error:
-                status = statuses.refused_status(status, "ChangeRefused", str(error), _observed(resource))
+                # Perhaps only for now, such as while a role is being suspended: the next look requests it again.
+                judged = statuses.refused_status(status, "ChangeRefused", str(error), _observed(resource))
+        status = judged
         if job.phase in FINAL_PHASES:
             # It has ended since it was found to run, and the next look has its result.
             return Looked(resource=resource, again=SOON)
@@ -181,7 +206,10 @@ class Reconciler:
         return await self._show(resource, status, again=REFRESH if job.phase in _AT_REST else SOON)
 
     async def _judge(self, resource: TrainingJobResource, run: Run, status: ResourceStatus) -> ResourceStatus:
-        """Sets the condition that says whether the running job can follow its object's current specification."""
+        """Sets the condition that says whether the running job can follow its object's current specification.
+
+        What the object was refused for before its job was started, or by the job itself, may not hold any more.
+        """
         at = _observed(resource)
         try:
             desired, warnings = resource.job()
@@ -195,7 +223,7 @@ class Reconciler:
 
     async def _carry(self, resource: TrainingJobResource, job: JobStatus) -> bool:
         """Applies the object's changes to the running job; returns whether there were any."""
-        if job.phase in (JobPhase.HELD, JobPhase.STOPPING):
+        if job.phase in (JobPhase.HELD, JobPhase.STOPPING) or job.phase in FINAL_PHASES:
             return False
         running = {one.name: (one.nodes_min, one.nodes_allowed) for one in job.by_role}
         running = running or {job.role: (job.nodes_min, job.nodes_allowed)}
@@ -251,8 +279,8 @@ class Reconciler:
         """
         if FINALIZER not in resource.metadata.finalizers:
             return resource
-        run = await self._runs.find(resource)
-        if run is not None and _belongs(run, resource) and (run.open or await self._runs.has_nodes(run)):
+        run = await self._own(resource, await self._runs.find(resource))
+        if run is not None and (run.open or await self._runs.has_nodes(run)):
             return resource
         logger.info("%s: its object can be deleted", resource.workflow_id)
         return await self._with_finalizers(
@@ -368,6 +396,12 @@ def _name_taken(resource: TrainingJobResource) -> str:
         f"this object waits until it has ended. End it: perdure cancel {name} -n {namespace} --wait. "
         "Or give the object another name"
     )
+
+
+_NAME_IS_FREE_SOON = (
+    "the job of an earlier object of this name is ending; this object waits until its nodes are gone, and then starts "
+    "its own"
+)
 
 
 def _time_left(resource: TrainingJobResource) -> float | None:

@@ -8,13 +8,13 @@ nodes.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from typing import Any
 
 from temporalio.api.common.v1 import WorkflowExecution
 from temporalio.api.workflowservice.v1 import GetWorkflowExecutionHistoryRequest
-from temporalio.client import WorkflowHandle
+from temporalio.client import WorkflowFailureError, WorkflowHandle
 from temporalio.service import RPCError, RPCStatusCode
 
 from perdure.agent.job_liveness import has_groups
@@ -24,6 +24,7 @@ from perdure.client.client import Client
 from perdure.client.connection import CALL_TIMEOUT
 from perdure.client.error_mapping import map_errors
 from perdure.client.leases import leases_of
+from perdure.client.results import result_of
 from perdure.client.views import Submission, comparable, training_step
 from perdure.contract import JobPhase, JobResult, JobStatus
 from perdure.contract.names import role_of_group, uid_of
@@ -60,9 +61,18 @@ class Runs:
 
     async def find(self, resource: TrainingJobResource) -> Run | None:
         """Finds the latest run of the object's name, however it was started."""
+        return await self._find(resource.workflow_id)
+
+    async def find_ended(self, resource: TrainingJobResource) -> Run | None:
+        """Finds the object's own run where another job has its name: it has ended, as a name has one open run. None
+        where the server does not know it any more."""
+        found = await self._find(resource.workflow_id, resource.status.run_id)
+        return None if found is None else replace(found, open=False)
+
+    async def _find(self, workflow_id: str, run_id: str = "") -> Run | None:
         temporal = await self._client.connect()
         async with map_errors(self._client):
-            found = await find(temporal, resource.workflow_id, rpc_timeout=CALL_TIMEOUT)
+            found = await find(temporal, workflow_id, run_id=run_id, rpc_timeout=CALL_TIMEOUT)
             if found is None:
                 return None
             return Run(
@@ -133,17 +143,27 @@ class Runs:
             return None
         return KnownStep(training_step(progress, job.checkpoint), generation=progress.generation)
 
-    async def result(self, resource: TrainingJobResource) -> tuple[JobResult, JobStatus | None]:
-        """The job's result, and its last status if a worker answers for it."""
+    async def result(self, resource: TrainingJobResource, run: Run) -> tuple[JobResult, JobStatus | None]:
+        """The result of a run that has ended, and its last status if a worker answers for it."""
         name, namespace = resource.metadata.name, resource.metadata.namespace
+        temporal = await self._client.connect()
+        # By its ID: another job may have the name by now.
+        handle: WorkflowHandle[Any, JobResult] = temporal.get_workflow_handle(
+            run.workflow_id, run_id=run.run_id, result_type=JobResult
+        )
         try:
-            result = await self._client.wait(name, namespace=namespace, outage=timedelta())
+            async with map_errors(self._client, name, namespace):
+                try:
+                    result = await handle.result(rpc_timeout=CALL_TIMEOUT)
+                except WorkflowFailureError as error:
+                    result = await result_of(temporal, error, handle)
         except Refused as error:
             return _never_began(str(error)), None
         try:
-            return result, await self._client.status(name, namespace=namespace, role=resource.leading_role)
+            status = await self._client.status(name, namespace=namespace, role=resource.leading_role)
         except PerdureError:
             return result, None
+        return result, status if status.uid == uid_of(run.first_run_id) else None
 
     async def scale(
         self, resource: TrainingJobResource, role: str, nodes: str, scaling: dict[str, Any] | None = None

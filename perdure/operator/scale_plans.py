@@ -193,19 +193,19 @@ class ScalePlans:
         if plan is None:
             return
         try:
-            async with self._jobs.hold(plan.metadata.namespace, _job_of(plan)) as job:
-                if job is None or not job.status.run_id:
-                    # It is another system's, or its job is not there yet.
-                    self._later(uid)
-                    return
-                await self._carry_out(plan, job)
-        except (SpecError, Refused) as error:
-            if isinstance(error, NotPermitted):
-                self._later(uid, error)
-                return
-            await self._end(plan, "Failed", str(error))
+            try:
+                async with self._jobs.hold(plan.metadata.namespace, _job_of(plan)) as job:
+                    if job is None or not job.status.run_id:
+                        # It is another system's, or its job is not there yet.
+                        self._later(uid)
+                        return
+                    await self._carry_out(plan, job)
+            except NotPermitted:
+                raise
+            except (SpecError, Refused) as error:
+                await self._end(plan, "Failed", str(error))
         except Exception as error:
-            # Whatever one plan contains, the other plans and all jobs are served.
+            # Whatever one plan contains, and the API server answers, the other plans and all jobs are served.
             self._later(uid, error)
 
     def _later(self, uid: str, error: Exception | None = None) -> None:

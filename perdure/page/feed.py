@@ -106,11 +106,12 @@ class Feed(Generic[LookT]):
         listening = asyncio.create_task(self._listen(self._news)) if self._news else None
         try:
             await self._look_until_idle()
+            # At once: a page that is opened from now on is one of another feed.
+            self._on_idle()
         finally:
             if listening:
                 listening.cancel()
                 await asyncio.gather(listening, return_exceptions=True)
-        self._on_idle()
 
     async def _listen(self, news: Callable[[], AsyncGenerator[None]]) -> None:
         """Looks at once when there is something new, until there will be nothing new."""
@@ -126,7 +127,8 @@ class Feed(Generic[LookT]):
 
     async def _look_until_idle(self) -> None:
         idle, took = 0.0, 0.0
-        while idle <= LINGER:
+        # A page may have been opened since the last pause began.
+        while idle <= LINGER or self._followers:
             assert self._last is not None
             pause = max(self._interval(self._last).total_seconds(), min(took / _SHARE, _LONGEST_PAUSE))
             idle = 0.0 if self._followers else idle + pause

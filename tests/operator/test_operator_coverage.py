@@ -18,6 +18,7 @@ from aiohttp import web
 from kubernetes.aio.utils import Backoff
 
 from perdure.base import kubernetes as api_module
+from perdure.base.nested_json import read_json
 from perdure.base.services import Readiness, health_endpoint
 from perdure.client.client import Client
 from perdure.operator import coverage as coverage_module
@@ -26,6 +27,7 @@ from perdure.operator.coverage import STALE, Cause, Coverage
 from perdure.operator.operator import Operator
 from perdure.operator.reconcile import Looked, Reconciler
 from perdure.operator.resource import TrainingJobResource, collection
+from perdure.spec.errors import SpecError
 from tests.support.played_api import played_api, refusal
 from tests.support.temporal_server import free_port
 from tests.support.waiting import DEADLINE, eventually
@@ -245,3 +247,23 @@ async def test_probes_show_the_report_and_only_readiness_fails() -> None:
         assert await asyncio.to_thread(probe, "/healthz") == (200, "ok\n")
         assert await asyncio.to_thread(probe, "/readyz") == (503, "serving nothing\n")
         assert await asyncio.to_thread(probe, "/readyz") == (200, "serving nlp\n")
+
+
+DEEP = json.loads('{"a": ' * 300 + "1" + "}" * 300)
+
+
+async def test_an_object_whose_specification_is_nested_without_measure_keeps_no_other_from_being_served() -> None:
+    cluster = PlayedCluster(nlp=[thing("deep", "nlp", spec=DEEP), thing("llama", "nlp")])
+    looks = Looks()
+    async with asyncio.timeout(DEADLINE), operating(cluster, looks) as operator:
+        assert {await looks.names.get(), await looks.names.get()} == {"deep", "llama"}
+        cluster.tell("nlp", thing("deeper", "nlp", spec=DEEP))
+        cluster.tell("nlp", thing("bert", "nlp"))
+        assert {await looks.names.get(), await looks.names.get()} == {"deeper", "bert"}
+        assert operator.coverage.serves("nlp")
+
+
+def test_an_object_whose_specification_is_nested_too_deep_is_refused() -> None:
+    (known,) = read_json(json.dumps([thing("deep", "nlp", spec=DEEP)]).encode())
+    with pytest.raises(SpecError, match="nested more than"):
+        TrainingJobResource.model_validate(known).job()

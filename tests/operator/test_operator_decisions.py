@@ -17,7 +17,7 @@ from perdure.operator.resource import FINALIZER, SCALED_ROLES, TrainingJobResour
 from perdure.operator.runs import Run, Runs
 from perdure.operator.status import Truth
 from perdure.spec.errors import SpecError
-from perdure.spec.job import Backend
+from perdure.spec.job import Backend, JobSpec
 from perdure.spec.validate import validate_spec
 from tests.operator.known_jobs import NOW, running_job, running_role
 
@@ -66,6 +66,9 @@ class EndingRun:
         ids = {"workflow_id": "job/nlp/llama", "run_id": "r", "first_run_id": "r", "object_uid": "1"}
         return Run(**ids, open=self.open, page="")
 
+    async def spec_of(self, run: Run) -> JobSpec:
+        return resource().job()[0]
+
     async def status(self, of: TrainingJobResource) -> JobStatus:
         self.open = False
         return running_job(phase=JobPhase.FAILED)
@@ -76,7 +79,7 @@ class EndingRun:
     async def step(self, job: JobStatus) -> None:
         return None
 
-    async def result(self, of: TrainingJobResource) -> tuple[JobResult, None]:
+    async def result(self, of: TrainingJobResource, run: Run) -> tuple[JobResult, None]:
         known: dict[str, Any] = {"phase": JobPhase.FAILED, "exit_code": 1, "reason": "it raised"}
         known |= {"generations": 1, "restarts": 0, "started_at": NOW, "finished_at": NOW}
         return JobResult(**known), None

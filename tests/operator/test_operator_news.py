@@ -8,8 +8,10 @@ from typing import Any, cast
 
 import pytest
 
+from perdure.base.errors import ControlPlaneUnreachable
 from perdure.base.kubernetes import Change, Changed, KubernetesApi, Listed
 from perdure.client.client import Client
+from perdure.operator import operator as operator_module
 from perdure.operator.operator import Operator
 from perdure.operator.reconcile import Looked, Reconciler
 from perdure.operator.resource import TrainingJobResource
@@ -74,3 +76,42 @@ async def test_a_change_during_a_look_is_looked_at_next(told: list[dict[str, Any
     finally:
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
+
+
+class Unreadable:
+    """In the place of the API server and of the reconciler: an object cannot be read once something is shown in it."""
+
+    def __init__(self) -> None:
+        self.looked = 0
+        self.again = asyncio.Event()
+
+    async def follow(self, path: str, *, on_contact: Callable[[Exception | None], None]) -> AsyncGenerator[Change]:
+        on_contact(None)
+        yield Listed((thing(1, 10),))
+        await asyncio.Event().wait()
+
+    async def look(self, resource: TrainingJobResource) -> Looked:
+        self.looked += 1
+        if self.looked > 1:
+            self.again.set()
+        raise ControlPlaneUnreachable("Temporal does not answer")
+
+    async def doubt(self, resource: TrainingJobResource, error: Exception) -> Looked:
+        return Looked(resource=TrainingJobResource.model_validate({**thing(1, 11), "spec": 1}))
+
+
+async def test_an_object_that_cannot_be_read_any_more_ends_no_operator(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(operator_module, "FIRST_PAUSE", 0.01)
+    site = Unreadable()
+    operator = Operator(cast(KubernetesApi, site), cast(Client, None))
+    operator._reconciler = cast(Reconciler, site)
+    running = asyncio.create_task(operator.run())
+    again = asyncio.create_task(site.again.wait())
+    try:
+        await asyncio.wait([running, again], timeout=DEADLINE, return_when=asyncio.FIRST_COMPLETED)
+        assert site.again.is_set()
+        assert not running.done()
+    finally:
+        for task in (running, again):
+            task.cancel()
+        await asyncio.gather(running, again, return_exceptions=True)

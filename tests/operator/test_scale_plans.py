@@ -50,6 +50,8 @@ class Site:
         """Whether plans are read for the job as they are."""
         self.deletes = False
         """Whether the plan is deleted while the job is asked."""
+        self.refusals: list[Exception] = []
+        """Answers of the API server when it is told that the plan has failed."""
         self._asked, self._removed = asyncio.Event(), asyncio.Event()
         self.plans = ScalePlans(cast("Any", self), cast("Any", self), self)
         self.ended = asyncio.Event()
@@ -68,6 +70,8 @@ class Site:
         await asyncio.Event().wait()
 
     async def patch(self, path: str, content: dict[str, Any]) -> dict[str, Any]:
+        if self.refusals and content.get("status", {}).get("phase") == "Failed":
+            raise self.refusals.pop(0)
         self.patches.append((path, content))
         return self.object if "trainingjobs" in path else PLAN
 
@@ -113,10 +117,15 @@ class Site:
             if not self.translates:
                 patch.setattr(scale_plans, "translate", translate)
             patch.setattr(scale_plans, "FIRST_PAUSE", 0.01)
-            tasks = [asyncio.create_task(self.plans.follow("nlp")), asyncio.create_task(self.plans.serve())]
-            await asyncio.wait_for(self.ended.wait(), 60)
-            for task in tasks:
-                task.cancel()
+            working = [self.plans.follow("nlp"), self.plans.serve(), self.ended.wait()]
+            tasks = [asyncio.create_task(one) for one in working]
+            try:
+                await asyncio.wait(tasks, timeout=60, return_when=asyncio.FIRST_COMPLETED)
+                assert self.ended.is_set(), "plans are served until this one has ended"
+            finally:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
         return self.patches[-1][1]["status"]["phase"], self.events[-1]["message"]
 
 
@@ -213,6 +222,24 @@ async def test_a_pod_s_number_of_thousands_of_digits_is_refused() -> None:
 async def test_an_error_that_nobody_expected_ends_neither_the_plans_nor_the_operator() -> None:
     site = Site([RuntimeError("unexpected"), None])
     assert (await site.carry_out(MORE[:1]))[0] == "Succeeded"
+    assert len(site.changes) == 2
+
+
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        KubernetesError(403, "Forbidden", "the operator may not"),
+        KubernetesError(409, "Conflict", "the plan was created again under its name"),
+        ConnectionError("the API server is away"),
+    ],
+    ids=["forbidden", "created-again", "away"],
+)
+async def test_a_plan_whose_failure_cannot_be_written_ends_neither_the_plans_nor_the_operator(
+    refusal: Exception,
+) -> None:
+    site = Site([Refused("llama refuses"), Refused("llama refuses")])
+    site.refusals = [refusal]
+    assert await site.carry_out(MORE[:1]) == ("Failed", "llama refuses")
     assert len(site.changes) == 2
 
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from datetime import timedelta
 
 import pytest
 
+from perdure.page import feed as feeds
 from perdure.page.feed import Feed
 from tests.support.waiting import DEADLINE
 
@@ -74,4 +77,43 @@ async def test_a_page_that_goes_away_takes_no_look_from_the_others():
     assert await stays == 1
     with pytest.raises(asyncio.CancelledError):
         await gone
+    await feed.close()
+
+
+async def test_a_page_that_is_opened_just_before_looking_would_end_is_shown_each_later_look(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr(feeds, "LINGER", 0.0)
+    asked, ended = 0, 0
+
+    async def look() -> int:
+        nonlocal asked
+        asked += 1
+        return asked
+
+    def end() -> None:
+        nonlocal ended
+        ended += 1
+
+    async def news() -> AsyncGenerator[None]:
+        await asyncio.Event().wait()
+        yield
+
+    feed = Feed(look, lambda _: INTERVAL, end, news)
+    await feed.newest()
+    await turns()
+    async with asyncio.timeout(DEADLINE), aclosing(feed.follow()) as looks:
+        shown = [await anext(looks)]
+        for _ in range(3):
+            feed.refresh()
+            shown.append(await anext(looks))
+        assert (shown, ended) == ([1, 2, 3, 4], 0)
+    feed.refresh()
+    await turns()
+    assert ended == 0, "the last page has just been closed"
+    feed.refresh()
+    async with asyncio.timeout(DEADLINE):
+        while not ended:
+            await turns()
+    assert ended == 1
     await feed.close()
