@@ -384,6 +384,7 @@ class CheckpointService:
             progress = self._of(saved.folder)
             progress.parts |= records
             progress.answers = max(progress.answers, request.answers)
+            progress.beside = tuple(sorted({*progress.beside, *request.beside}))
             if request.reported is not None:
                 progress.reported = max(progress.reported or 0, request.reported)
             progress.metrics |= {name: value for name, value in request.metrics.items() if math.isfinite(value)}
@@ -417,6 +418,7 @@ class CheckpointService:
                     size=progress.size,
                     took=timedelta(seconds=took),
                     answers=progress.answers,
+                    beside=progress.beside,
                     reported=progress.reported,
                 ),
             )

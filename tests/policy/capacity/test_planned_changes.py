@@ -277,10 +277,10 @@ def test_requests_of_users_count_together():
     assert job.state.phase is JobPhase.SUSPENDED
 
 
-def save(job: Scenario, place: str, *, step: int, answers: int = 0) -> Scenario:
+def save(job: Scenario, place: str, *, step: int, answers: int = 0, beside: tuple[str, ...] = ()) -> Scenario:
     """All nodes store a checkpoint of one of the script's checkpointers, and it is committed."""
     for rank in (0, 1):
-        stored(job, rank, step=step, place=place, answers=answers)
+        stored(job, rank, step=step, place=place, answers=answers, beside=beside)
     return committed(job)
 
 
@@ -301,6 +301,34 @@ def test_two_checkpointers_that_save_for_the_first_time_are_both_waited_for():
     committed(job)
     assert job.state.phase is JobPhase.RUNNING
     committed(job)
+    assert job.state.phase is JobPhase.SUSPENDED
+
+
+def test_a_small_state_that_is_stored_before_a_part_of_a_large_one_is_suspends_no_job():
+    job = scenario().take(SUSPEND)
+    save(job, "average", step=30, answers=1, beside=("model",))
+    assert job.state.phase is JobPhase.RUNNING
+    save(job, "model", step=30, answers=1, beside=("average",))
+    assert job.state.phase is JobPhase.SUSPENDED
+
+
+def test_a_small_state_that_is_stored_again_while_a_large_one_still_is_suspends_no_job():
+    job = scenario()
+    save(save(job, "model", step=1, beside=("average",)), "average", step=1, beside=("model",))
+    save(job, "average", step=20, beside=("model",)).take(SUSPEND)
+    save(job, "average", step=30, answers=1, beside=("model",))
+    assert job.state.phase is JobPhase.RUNNING
+    save(job, "model", step=30, answers=1, beside=("average",))
+    assert job.state.phase is JobPhase.SUSPENDED
+
+
+def test_states_of_two_worlds_suspend_no_job():
+    job = scenario().take(SUSPEND)
+    save(job, "average", step=30, answers=1, beside=("model",))
+    job.rank_killed(1).peer_failed(0).steps()
+    save(job, "model", step=33, answers=1, beside=("average",))
+    assert job.state.phase is not JobPhase.SUSPENDED
+    save(job, "average", step=33, answers=1, beside=("model",))
     assert job.state.phase is JobPhase.SUSPENDED
 
 

@@ -104,6 +104,8 @@ class CheckpointState(Message):
     """The newest of these requests that a durable checkpoint answers."""
     answers_of: dict[str, int] = Field(default={})
     """The newest request that the last complete checkpoint of each place answers; the place of the newest one last."""
+    answers_in: int = 0
+    """The generation of these checkpoints. What older ones have answered alone counts no more."""
     problem: ShortText = ""
     """Why the last one could not be stored; empty since one was."""
     problem_since: datetime | None = None
