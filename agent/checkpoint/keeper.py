@@ -328,7 +328,8 @@ class CheckpointService:
         generation = read_number(request["generation"])
         self._check_generation(generation)
         damages = tuple(str(damage) for damage in request["damages"])
-        restored = Restore(step=0, source=RestoreSource.STORAGE, unusable=damages, stops=True)
+        place = names.check_place(str(request.get("place") or ""))
+        restored = Restore(step=0, source=RestoreSource.STORAGE, unusable=damages, stops=True, place=place)
         self._send(CheckpointRestored(**envelope(self._config.node), generation=generation, restored=restored))
         return {}
 

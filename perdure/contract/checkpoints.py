@@ -291,6 +291,11 @@ class CheckpointRestored(AgentMessage, route=Route(Destination.GROUP, "checkpoin
     generation: int
     restored: Restore
 
+    @property
+    def subject(self) -> str:
+        """The checkpointer: a script may have several. What cannot be loaded is kept only if the job learns of it."""
+        return f"{self.restored.place}{' unusable' if self.restored.unusable else ''}"
+
 
 class Commit(Message):
     """A job's decision that a checkpoint is complete. Each is committed once."""
