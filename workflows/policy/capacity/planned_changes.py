@@ -57,8 +57,8 @@ def begin_again(state: RoleInJob, job: JobSpec, now: datetime) -> RoleInJob:
     """Begins a wait again where the job could not decide in time, as no worker was there.
 
     What the ranks have saved meanwhile may not be committed, and they have waited for their end in vain and trained on:
-    all that would be lost. Where a failure has ended them, those of the next world do it. A node that another party ends
-    is not there for as long.
+    all that would be lost. Where a failure has ended them, those of the next world do it. A node that another party
+    ends is not there for as long.
     """
     before = state.postponed
     if before is None or before.endings or before.refused or state.behavior < Behavior.RELEASE_0_4:
