@@ -149,6 +149,8 @@ class CheckpointState(Message):
     """What the ranks of the present world wait for, before they continue."""
     gave_up: int | None = None
     """The newest step that is not waited for any longer, until a world has continued; None where none was given up."""
+    resizes_to_older: bool = False
+    """A user takes an older state in a world of another number of nodes than `nodes`, until there is one."""
     older_because: ShortText = ""
     """Why the ranks are to be restarted, to continue with what they have; empty where they are not."""
 
