@@ -162,9 +162,9 @@ class Outbox:
         """
         route = message.route
         if route.newest_only:
-            self._entries = [entry for entry in self._entries if entry.route != route]
-        else:
-            self._make_room(_Entry(message).kind)
+            subject = message.subject
+            self._entries = [one for one in self._entries if (one.route, one.message.subject) != (route, subject)]
+        self._make_room(_Entry(message).kind)
         if route.first or first:
             position = sum(entry.sequence is not None or entry.route.first for entry in self._entries)
             self._hurry = True

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from itertools import chain
 
 from pydantic import ValidationError
 
@@ -57,7 +58,9 @@ _TRIES_WITHIN = 600.0
 _FIRST_PAUSE = 1.0
 _LONGEST_PAUSE = 30.0
 _REMEMBERED = 8
-"""Checkpoints whose progress is remembered."""
+"""Checkpoints of one place whose progress is remembered. Each place stores one at a time."""
+_PLACES = 16
+"""Places of which any is: those of checkpointers that are stored at the same time. Ranks choose their names."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -325,7 +328,8 @@ class CheckpointService:
         generation = read_number(request["generation"])
         self._check_generation(generation)
         damages = tuple(str(damage) for damage in request["damages"])
-        restored = Restore(step=0, source=RestoreSource.STORAGE, unusable=damages, stops=True)
+        place = names.check_place(str(request.get("place") or ""))
+        restored = Restore(step=0, source=RestoreSource.STORAGE, unusable=damages, stops=True, place=place)
         self._send(CheckpointRestored(**envelope(self._config.node), generation=generation, restored=restored))
         return {}
 
@@ -384,6 +388,7 @@ class CheckpointService:
             progress = self._of(saved.folder)
             progress.parts |= records
             progress.answers = max(progress.answers, request.answers)
+            progress.beside = tuple(sorted({*progress.beside, *request.beside}))
             if request.reported is not None:
                 progress.reported = max(progress.reported or 0, request.reported)
             progress.metrics |= {name: value for name, value in request.metrics.items() if math.isfinite(value)}
@@ -417,6 +422,7 @@ class CheckpointService:
                     size=progress.size,
                     took=timedelta(seconds=took),
                     answers=progress.answers,
+                    beside=progress.beside,
                     reported=progress.reported,
                 ),
             )
@@ -466,7 +472,12 @@ class CheckpointService:
     def _of(self, folder: str) -> UploadState:
         """The progress of a checkpoint; `_changed` is held."""
         if folder not in self._progress:
-            for old in list(self._progress)[: -_REMEMBERED + 1]:
+            places: dict[str, list[str]] = {}
+            for known in self._progress:
+                places.setdefault(known.rpartition("/")[0], []).append(known)
+            # One whose parts take long is kept, however often those of other checkpointers are stored meanwhile.
+            own = places.pop(folder.rpartition("/")[0], [])
+            for old in chain(own[: -_REMEMBERED + 1], *list(places.values())[: -_PLACES + 1]):
                 del self._progress[old]
             self._progress[folder] = UploadState(begun=time.monotonic())
         return self._progress[folder]

@@ -13,6 +13,7 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from perdure.contract.agents import LARGEST_NUMBER
+from perdure.contract.checkpoints import Places
 
 _LENGTH = struct.Struct("<Q")
 _MOST_TEXT = 1 << 24
@@ -53,6 +54,8 @@ class PartRequest(BaseModel):
     """The size of the part in bytes."""
     answers: Number = 0
     """The newest request for a checkpoint that this one answers; rank 0 knows it."""
+    beside: Places = ()
+    """As in `StoredCheckpoint`."""
     snapshot: Snapshot
     reported: Number | None = None
     """The newest step whose loss the rank had reported, where its script counts what it saves otherwise."""

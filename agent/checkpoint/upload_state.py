@@ -25,6 +25,8 @@ class UploadState(BaseModel):
     parts: dict[str, FileRecord] = Field(default={})
     answers: int = 0
     """The newest request for a checkpoint that it answers."""
+    beside: tuple[str, ...] = ()
+    """As in `PartRequest`: those that any rank has named."""
     reported: int | None = None
     """As in `PartRequest`: the highest of its ranks'."""
     metrics: dict[str, float] = {}

@@ -127,6 +127,11 @@ class AgentMessage(RoutedMessage, route=None):
     reported_at: Time | None = None
     """When the agent learned of it, where it happened earlier: a rank that failed may take seconds to end."""
 
+    @property
+    def subject(self) -> str:
+        """What it is about: where only the newest message counts, it replaces those about the same."""
+        return ""
+
 
 class Progress(Message):
     """Training progress of one node: that of its slowest rank."""

@@ -121,6 +121,11 @@ Findings = Annotated[tuple[MemoryFinding, ...], AfterValidator(lambda findings: 
 
 PLACE = r"(?:[A-Za-z0-9][A-Za-z0-9_.-]{0,63}(?:/[A-Za-z0-9][A-Za-z0-9_.-]{0,63})?)?"
 """The folder of a stage's and a checkpointer's checkpoints, within the storage."""
+MOST_PLACES = 16
+"""Places in the storage that are named."""
+Places = Annotated[
+    tuple[Annotated[str, Field(pattern=f"^{PLACE}$")], ...], AfterValidator(lambda places: places[:MOST_PLACES])
+]
 _RUN = r"[A-Za-z0-9_.-]{1,64}"
 _FOLDER = re.compile(rf"(?:({PLACE})/)?step-(\d{{1,18}})-({_RUN})-(\d{{1,18}})")
 
@@ -173,6 +178,8 @@ class StoredCheckpoint(Message):
     """The longest time of a node from its first rank's request until all its parts were durable."""
     answers: int = 0
     """The number of the newest request for a checkpoint that it answers; 0 for none."""
+    beside: Places = ()
+    """The places of the checkpointers that are stored, too, and that save in turn with this one."""
     reported: int | None = None
     """The newest step whose loss the ranks had reported when they saved it, where their script counts what it saves
     otherwise, as by epochs. None where it counts both the same."""
@@ -283,6 +290,11 @@ class CheckpointRestored(AgentMessage, route=Route(Destination.GROUP, "checkpoin
 
     generation: int
     restored: Restore
+
+    @property
+    def subject(self) -> str:
+        """The checkpointer: a script may have several. What cannot be loaded is kept only if the job learns of it."""
+        return f"{self.restored.place}{' unusable' if self.restored.unusable else ''}"
 
 
 class Commit(Message):

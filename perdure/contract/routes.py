@@ -33,7 +33,7 @@ class Route:
     name: str
     """The name of the signal or the update."""
     newest_only: bool = False
-    """A message replaces an undelivered one of its kind. Without this, each of them counts."""
+    """A message replaces an undelivered one of its kind about the same subject. Without this, each of them counts."""
     journaled: bool = True
     """The agent keeps an undelivered message on disk. Without this, it is telemetry that a restart may lose."""
     first: bool = False

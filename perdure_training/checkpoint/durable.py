@@ -25,6 +25,7 @@ from perdure_training.checkpoint.differing import name_of_rank
 from perdure_training.checkpoint.distributed_format import metadata_file, plan_file, plan_together, planner_of
 from perdure_training.checkpoint.durable_requests import DurableRequests, Request, Snapshot
 from perdure_training.checkpoint.planned_state import StateOfRank
+from perdure_training.checkpoint.save_turns import turns_of
 from perdure_training.checkpoint.schedule import Schedule
 from perdure_training.checkpoint.staging import read_parts
 from perdure_training.checkpoint.state_search import PATIENCE, Found, Lookup
@@ -100,6 +101,8 @@ class DurableCheckpoints:
         self._schedule = schedule
         self._meshes = meshes
         self._each_rank = each_rank
+        self._name = name
+        self._turns = turns_of(own)
         self._place = place_of(own, name)
         self._stored = StoredCheckpoints(own, link, place=self._place)
         self._requests = DurableRequests()
@@ -111,6 +114,7 @@ class DurableCheckpoints:
         self._named: frozenset[str] = frozenset()
         """The names of which a warning has said that their values differ between ranks."""
         if schedule is not None:
+            self._turns.stored.add(name)
             self._announcing = connect(own, name)
             self._asking = connect(own, name)
             self._storing = connect(own, name)
@@ -341,6 +345,7 @@ class DurableCheckpoints:
             "name": file.name,
             "size": file.size,
             "answers": answers,
+            "beside": [place_of(own, other) for other in sorted(self._turns.stored_beside(self._name))],
             "metrics": self._metrics.get(header.step, {}),
             "reported": header.reported,
             "snapshot": {"offset": PAGE, "size": header.size, "checksum": checksum},

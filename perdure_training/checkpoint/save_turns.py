@@ -37,6 +37,12 @@ class SaveTurns:
         """How often two of them have saved the same step, in a row."""
         self._apart: Counter[tuple[str, str]] = Counter()
         """How often they have not."""
+        self._since: dict[str, set[str]] = {}
+        """Those that have saved since the last save of each."""
+        self._beside: dict[str, frozenset[str]] = {}
+        """Those that have saved between the last two saves of each."""
+        self.stored: set[str] = set()
+        """Those whose steps are copied to the job's storage."""
         self.restored: dict[str, int] = {}
         """The steps with which they have begun in this generation; 0 where nothing was loaded."""
 
@@ -57,6 +63,12 @@ class SaveTurns:
         """Records that a checkpointer is called to save a step, due or not; returns whether others count alike now, or
         not any more, than before."""
         self._saves.append(name)
+        if name in self._since:
+            self._beside[name] = frozenset(self._since[name])
+        self._since[name] = set()
+        for other, since in self._since.items():
+            if other != name:
+                since.add(name)
         self._steps[name] = step
         before = self.of_one_count
         for other, its_step in self._steps.items():
@@ -77,6 +89,11 @@ class SaveTurns:
     def of_one_count(self) -> frozenset[str]:
         """The checkpointers that save the same steps, in turn."""
         return frozenset(name for pair, number in self._alike.items() if number >= _SURE for name in pair)
+
+    def stored_beside(self, name: str) -> frozenset[str]:
+        """The checkpointers that save in turn with one, as far as that is known yet, and are stored. Any thread may
+        call it."""
+        return self._beside.get(name, frozenset()) & self.stored & frozenset(self._names)
 
     def step_of(self, name: str) -> int:
         """The step of a checkpointer's last save; -1 before its first one."""

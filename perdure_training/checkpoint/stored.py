@@ -103,6 +103,7 @@ class StoredCheckpoints:
         """Ends the ranks, and has the control plane stop the job."""
         if self._own.rank == 0:
             report: Json = {"request": "unusable", "generation": self._own.generation, "damages": list(unusable)}
+            report |= {"place": self._place}
             self._link.insist(report, patience=PATIENCE)
         raise CheckpointsUnusable(
             f"no checkpoint in storage can be loaded: {'; '.join(unusable)}. Repair them, or remove those that are not"
@@ -116,6 +117,7 @@ class StoredCheckpoints:
             "generation": self._own.generation,
             "step": 0,
             "source": "unknown",
+            "place": self._place,
             "unusable": list(unusable),
         }
         self._link.insist(report, patience=PATIENCE)

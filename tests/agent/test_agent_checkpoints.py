@@ -14,7 +14,7 @@ import pytest
 
 from perdure.agent.checkpoint.part import Part, PartRequest, SnapshotChanged
 from perdure.agent.checkpoint.retention import best_of, is_superseded, superfluous
-from perdure.contract import CheckpointRef
+from perdure.contract import CheckpointRef, CheckpointStored
 from perdure_training.node_api.storage_link import StorageLink, StorageProblem
 from tests.support.waiting import DEADLINE
 from tests.training.checkpoint_agent import CheckpointAgent, checkpoint_agent
@@ -181,6 +181,30 @@ def test_a_part_that_is_not_as_it_says_is_refused(
     files = [opened(tmp_path, "snapshot", b"0123456789"), opened(tmp_path, "recipe", recipe(pieces))]
     with pytest.raises(StorageProblem, match=problem):
         link.ask(request(b"0123456789", **changes), files=files, within=DEADLINE)
+
+
+def test_a_part_that_takes_long_completes_its_checkpoint_whatever_other_checkpointers_store_meanwhile(
+    agent: CheckpointAgent, link: StorageLink, tmp_path: Path
+):
+    agent.ranks = 2
+    content = b"abc"
+
+    def store(folder: str, rank: int) -> None:
+        files = [
+            opened(tmp_path, "snapshot", content),
+            opened(tmp_path, "recipe", recipe([(1, 0, 3)])),
+            opened(tmp_path, "metadata", b"pickle"),
+        ]
+        part = request(content, folder=folder, rank=rank, ranks=2, name=f"__{rank}_0.distcp")
+        link.ask(part, files=files[: 3 - rank], within=DEADLINE)
+
+    store("model/step-5-run-1", 0)
+    for step in range(20):
+        store(f"average/step-{step}-run-1", 0)
+        store(f"average/step-{step}-run-1", 1)
+    store("model/step-5-run-1", 1)
+    folders = [one.stored.checkpoint.folder for one in agent.of(CheckpointStored)]
+    assert (len(folders), folders[-1]) == (21, "model/step-5-run-1")
 
 
 def test_files_that_are_none_are_refused(link: StorageLink, tmp_path: Path):

@@ -27,6 +27,7 @@ from perdure.contract import (
     AgentMessage,
     BadNumber,
     CheckpointRef,
+    CheckpointRestored,
     CheckpointStored,
     DatasetNeeded,
     DatasetParameters,
@@ -39,6 +40,8 @@ from perdure.contract import (
     PortsChanged,
     RankNumber,
     Ready,
+    Restore,
+    RestoreSource,
     Stepping,
     StoredCheckpoint,
 )
@@ -340,6 +343,37 @@ async def test_the_end_of_a_command_is_reported_after_two_hundred_reports_of_its
     assert destination.names.count("failure") == 1
     newest = [one.generation for _, one in destination.heard if isinstance(one, BadNumber)]
     assert newest == [*range(230 - MOST_OF_A_KIND, 230)]
+
+
+def restored(place: str, step: int, *unusable: str) -> CheckpointRestored:
+    restore = Restore(step=step, source=RestoreSource.STORAGE, place=place, unusable=unusable)
+    return CheckpointRestored(**envelope(NODE), generation=1, restored=restore)
+
+
+async def test_of_each_checkpointer_of_a_script_it_is_reported_with_what_it_continues(
+    tmp_path: Path, destination: Destination
+) -> None:
+    outbox = make(tmp_path, destination)
+    destination.problem = ConnectionError("away")
+    for message in (restored("model", 1), restored("average", 0, "step-9-run-1: torn"), restored("model", 2)):
+        outbox.put(message)
+    outbox.put(restored("average", 3))
+    destination.problem = None
+    async with running(make(tmp_path, destination)):
+        await eventually(lambda: len(destination.heard) == 3)
+    heard = [one.restored for _, one in destination.heard if isinstance(one, CheckpointRestored)]
+    assert [(one.place, one.step, bool(one.unusable)) for one in heard] == [
+        ("average", 0, True),
+        ("model", 2, False),
+        ("average", 3, False),
+    ]
+
+
+def test_checkpointers_without_end_fill_no_outbox(tmp_path: Path) -> None:
+    outbox = make(tmp_path, Destination())
+    for number in range(2 * MOST_OF_A_KIND):
+        outbox.put(restored(f"fold-{number}", 1))
+    assert len(kept(outbox)) == MOST_OF_A_KIND
 
 
 def stepping(generation: int) -> Stepping:

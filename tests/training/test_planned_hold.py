@@ -283,6 +283,8 @@ def test_all_checkpointers_of_a_script_store_the_step_at_which_the_ranks_wait(ra
         places = wait_for(lambda: found if len(found := stored(ranks)) == 2 else None)
         [step] = {state["model"]["step"] for state in running.states}
         assert places == {"model": step, "average": step}
+        found = {one.stored.checkpoint.place: one.stored.beside for one in ranks.agent.of(CheckpointStored)}
+        assert (found["model"], found["average"]) == (("average",), ("model",))
     finally:
         running.end()
 

@@ -96,6 +96,31 @@ def test_a_change_whose_time_is_over_while_no_worker_was_there_waits_for_another
     assert any("the checkpoint of step 42" in one.text for one in job.incident.evidence)
 
 
+@pytest.mark.parametrize("change", [SUSPEND, RelaunchRequested(rank=0)], ids=["suspend", "relaunch"])
+def test_a_change_waits_for_ranks_that_a_failure_has_ended_while_no_worker_was_there(change: Event):
+    job = scenario(save_timeout="40s").take(change)
+    job.now += timedelta(minutes=5)
+    job.rank_killed(1)
+    assert (job.state.phase, job.node(0).incarnation) == (JobPhase.RECOVERING, 1)
+    job.peer_failed(0).steps()
+    assert (job.generation, request(job), job.node(0).incarnation) == (2, 1, 1)
+    make_durable(job, answers=1)
+    assert (job.state.phase is JobPhase.SUSPENDED) == (change is SUSPEND)
+    assert job.node(0).alive == (change is not SUSPEND)
+    assert any("the checkpoint of step 30" in one.text for one in job.incident.evidence)
+
+
+def test_a_failure_in_an_outage_keeps_no_job_from_being_suspended_for_long():
+    job = scenario(save_timeout="40s").take(SUSPEND)
+    job.now += timedelta(minutes=5)
+    job.lost(1)
+    assert job.state.phase is not JobPhase.SUSPENDED
+    job.wait(timedelta(seconds=39))
+    assert job.state.phase is not JobPhase.SUSPENDED
+    job.wait(timedelta(seconds=2))
+    assert job.state.phase is JobPhase.SUSPENDED
+
+
 def test_workers_that_are_always_late_keep_no_job_from_being_suspended():
     job = scenario(save_timeout="40s").take(SUSPEND)
     for _ in range(4):
@@ -277,10 +302,10 @@ def test_requests_of_users_count_together():
     assert job.state.phase is JobPhase.SUSPENDED
 
 
-def save(job: Scenario, place: str, *, step: int, answers: int = 0) -> Scenario:
+def save(job: Scenario, place: str, *, step: int, answers: int = 0, beside: tuple[str, ...] = ()) -> Scenario:
     """All nodes store a checkpoint of one of the script's checkpointers, and it is committed."""
     for rank in (0, 1):
-        stored(job, rank, step=step, place=place, answers=answers)
+        stored(job, rank, step=step, place=place, answers=answers, beside=beside)
     return committed(job)
 
 
@@ -301,6 +326,34 @@ def test_two_checkpointers_that_save_for_the_first_time_are_both_waited_for():
     committed(job)
     assert job.state.phase is JobPhase.RUNNING
     committed(job)
+    assert job.state.phase is JobPhase.SUSPENDED
+
+
+def test_a_small_state_that_is_stored_before_a_part_of_a_large_one_is_suspends_no_job():
+    job = scenario().take(SUSPEND)
+    save(job, "average", step=30, answers=1, beside=("model",))
+    assert job.state.phase is JobPhase.RUNNING
+    save(job, "model", step=30, answers=1, beside=("average",))
+    assert job.state.phase is JobPhase.SUSPENDED
+
+
+def test_a_small_state_that_is_stored_again_while_a_large_one_still_is_suspends_no_job():
+    job = scenario()
+    save(save(job, "model", step=1, beside=("average",)), "average", step=1, beside=("model",))
+    save(job, "average", step=20, beside=("model",)).take(SUSPEND)
+    save(job, "average", step=30, answers=1, beside=("model",))
+    assert job.state.phase is JobPhase.RUNNING
+    save(job, "model", step=30, answers=1, beside=("average",))
+    assert job.state.phase is JobPhase.SUSPENDED
+
+
+def test_states_of_two_worlds_suspend_no_job():
+    job = scenario().take(SUSPEND)
+    save(job, "average", step=30, answers=1, beside=("model",))
+    job.rank_killed(1).steps()
+    save(job, "model", step=33, answers=1, beside=("average",))
+    assert job.state.phase is JobPhase.RUNNING
+    save(job, "average", step=33, answers=1, beside=("model",))
     assert job.state.phase is JobPhase.SUSPENDED
 
 

@@ -15,6 +15,7 @@ from perdure.contract import (
     HoldRequest,
     JobPhase,
     ReplaceNodes,
+    RestoreSource,
     ScaleRequest,
     SnapshotUse,
     StoredCheckpoint,
@@ -36,6 +37,7 @@ from perdure.workflows.policy.state.job import JobState
 from perdure.workflows.policy.world.group_desire import desires_of
 from perdure.workflows.requests import check_scale
 from tests.policy.capacity.test_planned_changes import make_durable
+from tests.policy.checkpoints.test_commits import restored
 from tests.policy.scenario import UID, Scenario
 
 SPLIT = SnapshotUse(replicated=False, copies=1)
@@ -157,6 +159,35 @@ def test_a_change_that_was_refused_is_refused_at_the_request_and_made_where_a_us
     assert known is not None
     assert known.accepts_less
     assert any("the change was made nevertheless" in one.text for one in job.incident.evidence)
+
+
+def accepts_less(job: Scenario) -> bool:
+    """Whether the ranks of the current world continue with less than existed."""
+    known = job.state.world.known if job.state.world is not None else None
+    return known is not None and known.accepts_less
+
+
+def test_an_older_state_is_taken_by_the_change_for_which_a_user_takes_it_and_by_no_world_of_the_same_size():
+    job = training("2", **STORAGE)
+    restored(job, generation=1)
+    make_durable(job.take(ScaleRequested(minimum=2, maximum=3, older=True)))
+    job.rank_killed(1)
+    assert (job.generation, accepts_less(job)) == (2, False), "it waits where the storage is away"
+    restored(job, generation=2, step=40, source=RestoreSource.MEMORY).steps()
+    job.ready(2)
+    make_durable(job, step=41, answers=job.state.checkpoints.requests)
+    held(job, problem=PROBLEM)
+    assert (job.generation, size(job), accepts_less(job)) == (3, 3, True)
+    restored(job, generation=3, step=41, source=RestoreSource.STORAGE).steps()
+    job.rank_killed(1)
+    assert (job.generation, accepts_less(job)) == (4, False), "the change was made"
+
+
+def test_a_later_request_takes_no_older_state_unless_it_says_so():
+    job = training("2").take(ScaleRequested(minimum=2, maximum=4, older=True))
+    job.take(ScaleRequested(minimum=2, maximum=3)).ready(2)
+    held(job, problem=PROBLEM)
+    assert (job.generation, size(job)) == (1, 2)
 
 
 def test_no_change_is_refused_where_the_job_takes_older_states():

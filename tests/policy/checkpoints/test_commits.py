@@ -40,10 +40,12 @@ def stored(
     problem: str = "",
     answers: int = 0,
     place: str = "",
+    beside: tuple[str, ...] = (),
 ) -> Scenario:
     of = job.generation if generation is None else generation
     checkpoint = CheckpointRef(step=step, run="run", generation=of, place=place)
-    parts = StoredCheckpoint(checkpoint=checkpoint, size=100, took=timedelta(seconds=2), answers=answers)
+    took = timedelta(seconds=2)
+    parts = StoredCheckpoint(checkpoint=checkpoint, size=100, took=took, answers=answers, beside=beside)
     return job.transition(rank, NodeStoredCheckpoint, generation=of, stored=parts, problem=problem)
 
 

@@ -57,7 +57,8 @@ def begin_again(state: RoleInJob, job: JobSpec, now: datetime) -> RoleInJob:
     """Begins a wait again where the job could not decide in time, as no worker was there.
 
     What the ranks have saved meanwhile may not be committed, and they have waited for their end in vain and trained on:
-    all that would be lost. A node that another party ends is not there for as long.
+    all that would be lost. Where a failure has ended them, those of the next world do it. A node that another party
+    ends is not there for as long.
     """
     before = state.postponed
     if before is None or before.endings or before.refused or state.behavior < Behavior.RELEASE_0_4:
@@ -66,6 +67,10 @@ def begin_again(state: RoleInJob, job: JobSpec, now: datetime) -> RoleInJob:
         return state
     if now - before.until <= CONTROL_LAG and not _have_trained_on(state, before, now):
         return state
+    if before.requested and _is_stopped(state):
+        # `follow_world` has the ranks of the next world wait.
+        patience = job.stored.save_timeout if before.stores and job.stored is not None else holds.WITHIN
+        return state.replace(postponed=before.replace(until=now + patience, begun_again=before.begun_again + 1))
     waits = _begin(
         state.replace(postponed=None),
         job,
@@ -311,6 +316,12 @@ def _trains(state: RoleInJob) -> bool:
         # They make no steps, and no checkpoint.
         return False
     return state.stepping and state.interruption is None and not state.between_stages and state.outcome is None
+
+
+def _is_stopped(state: RoleInJob) -> bool:
+    """Whether a world was stopped, and another one is to train on."""
+    over = state.world is None or state.between_stages or state.outcome is not None or state_loss.awaits(state)
+    return not over and not _trains(state)
 
 
 def _request_hold(state: RoleInJob, postponed: PostponedChange, now: datetime) -> RoleInJob:

@@ -26,6 +26,7 @@ from perdure.contract import (
     Stop,
     StoredCheckpoint,
 )
+from perdure.contract.checkpoints import MOST_PLACES
 from perdure.contract.transitions import (
     NodeCommittedCheckpoint,
     NodeRestoredCheckpoint,
@@ -196,6 +197,7 @@ def _stored(
     complete = (known.commit, *known.next_commits, known.durable)
     if any(one is not None and one.checkpoint == stored.checkpoint for one in complete):
         return state
+    known = _with_answers_of(state, known)
     before, others = _known_parts(state, stored.checkpoint)
     parts = _add_part(before, node, stored)
     if parts is None:
@@ -203,7 +205,7 @@ def _stored(
     known = known.replace(parts_of={**others, stored.checkpoint.place: parts})
     if not set(world.members) <= set(parts.nodes):
         return state.replace(checkpoints=known)
-    answers = min([parts.answers, *_answers_beside(state, known, stored.checkpoint.place)])
+    answers = min([parts.answers, *_answers_beside(state, known, parts)])
     known = known.replace(answers_of=_with_answers(known, parts))
     commit = Commit(
         checkpoint=parts.checkpoint,
@@ -225,15 +227,27 @@ def _known_parts(state: RoleInJob, checkpoint: CheckpointRef) -> tuple[StoredPar
     return known.get(checkpoint.place), _of_others(of_world, checkpoint.place)
 
 
-def _answers_beside(state: RoleInJob, known: CheckpointState, place: str) -> list[int]:
+def _with_answers_of(state: RoleInJob, known: CheckpointState) -> CheckpointState:
+    """Begins again to count which request each place has answered, in a newer world: its ranks answer an open request
+    again, and the states of two worlds would be of different times."""
+    if state.behavior < Behavior.RELEASE_0_4 or known.answers_in == state.generation:
+        return known
+    answered = {place: min(answers, known.answered) for place, answers in known.answers_of.items()}
+    return known.replace(answers_of=answered, answers_in=state.generation)
+
+
+def _answers_beside(state: RoleInJob, known: CheckpointState, parts: StoredParts) -> list[int]:
     """The requests that checkpointers have answered which save in turn with this one. A request is answered once all of
-    them have: what follows it ends the ranks, and their states would be of different times. One that has saved nothing
-    since this one did so last trains no more."""
+    them have: what follows it ends the ranks, and their states would be of different times.
+
+    The ranks say which these are: one whose state is large may still be stored for the first time, or for long. Where
+    they do not know it yet, one that has stored nothing since this one did so last trains no more.
+    """
     if state.behavior < Behavior.RELEASE_0_4:
         return []
-    places = list(known.answers_of)
-    since = places[places.index(place) + 1 :] if place in places else [one for one in known.parts_of if one != place]
-    return [known.answers_of.get(one, 0) for one in since]
+    places, place = list(known.answers_of), parts.checkpoint.place
+    since = places[places.index(place) + 1 :] if place in places else list(known.parts_of)
+    return [known.answers_of.get(one, 0) for one in dict.fromkeys((*since, *parts.beside)) if one != place]
 
 
 def _with_answers(known: CheckpointState, parts: StoredParts) -> dict[str, int]:
@@ -284,6 +298,7 @@ def _add_part(parts: StoredParts | None, node: NodeState, stored: StoredCheckpoi
         size=parts.size + (stored.size if node.rank not in parts.nodes else 0),
         took=max(parts.took, stored.took),
         answers=max(parts.answers, stored.answers),
+        beside=tuple(sorted({*parts.beside, *stored.beside}))[:MOST_PLACES],
     )
 
 

@@ -69,7 +69,7 @@ def known_states(state: RoleInJob, job: JobSpec, members: Collection[int]) -> Kn
     return KnownStates(
         stored=tuple(stored) if job.stored is not None else (),
         on_loss=job.recovery.on_state_loss.value,
-        accepts_less=known.gave_up is not None and not known.older_because,
+        accepts_less=(known.gave_up is not None and not known.older_because) or _takes_older(state, len(members)),
         may_return=_may_return(state, job, members),
     )
 
@@ -80,6 +80,7 @@ def _may_return(state: RoleInJob, job: JobSpec, members: Collection[int]) -> boo
     if (
         world is None
         or state.checkpoints.gave_up is not None
+        or _takes_older(state, len(members))
         or job.recovery.on_capacity_loss is not CapacityLoss.SHRINK
     ):
         return False
@@ -180,9 +181,23 @@ def accept_older(state: RoleInJob) -> RoleInJob:
     return state.replace(checkpoints=state.checkpoints.replace(**changes))
 
 
+def resize(state: RoleInJob, *, older: bool) -> RoleInJob:
+    """Has a world of another size take what there is, where a user has decided so with the number of nodes. A world of
+    the same size, as after a failure, waits as any other, and a later request has a decision of its own."""
+    if older and awaits(state):
+        return accept_older(state)
+    return state.replace(checkpoints=state.checkpoints.replace(resizes_to_older=older))
+
+
+def _takes_older(state: RoleInJob, nodes: int) -> bool:
+    known = state.checkpoints
+    return known.resizes_to_older and nodes != known.nodes
+
+
 def accepts_older(state: RoleInJob, job: JobSpec) -> bool:
-    """Whether the next world continues with an older state where it cannot load the newest one."""
-    return job.recovery.on_state_loss is StateLoss.OLDER or state.checkpoints.gave_up is not None
+    """Whether a world of another size continues with an older state where it cannot load the newest one."""
+    known = state.checkpoints
+    return job.recovery.on_state_loss is StateLoss.OLDER or known.gave_up is not None or known.resizes_to_older
 
 
 def lose(
@@ -191,7 +206,9 @@ def lose(
     """Takes in with what ranks continue, and records what was lost where a newer state existed."""
     state, is_known = settle(state, restored, now), restored.place in state.checkpoints.places
     nodes = state.world.nodes if state.world is not None else 0
-    known = state.checkpoints.replace(nodes=nodes, places=_with_place(state, restored.place))
+    resizes = not _takes_older(state, nodes) and state.checkpoints.resizes_to_older
+    places = _with_place(state, restored.place)
+    known = state.checkpoints.replace(nodes=nodes, places=places, resizes_to_older=resizes)
     state, lookup = state.replace(checkpoints=known), restored.lookup
     if lookup is None or state.behavior < Behavior.RELEASE_0_4:
         return state

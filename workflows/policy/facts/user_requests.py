@@ -41,7 +41,8 @@ def apply(state: RoleInJob, event: Event, job: JobSpec, now: datetime) -> RoleIn
             return smaller_requests.take_room(state, event, now)
         case ScaleRequested():
             state = planned_changes.forget_refusal(state)
-            return _scale(other_size.forget(state_loss.accept_older(state)) if event.older else state, event)
+            state = state_loss.resize(state, older=event.older)
+            return _scale(other_size.forget(state) if event.older else state, event)
         case ScalingChanged():
             return new_goal.follow(state, event, job, now)
         case RestartRequested() if event.older and not state_loss.awaits(state):

@@ -104,6 +104,8 @@ class CheckpointState(Message):
     """The newest of these requests that a durable checkpoint answers."""
     answers_of: dict[str, int] = Field(default={})
     """The newest request that the last complete checkpoint of each place answers; the place of the newest one last."""
+    answers_in: int = 0
+    """The generation of these checkpoints. What older ones have answered alone counts no more."""
     problem: ShortText = ""
     """Why the last one could not be stored; empty since one was."""
     problem_since: datetime | None = None
@@ -147,6 +149,8 @@ class CheckpointState(Message):
     """What the ranks of the present world wait for, before they continue."""
     gave_up: int | None = None
     """The newest step that is not waited for any longer, until a world has continued; None where none was given up."""
+    resizes_to_older: bool = False
+    """A user takes an older state in a world of another number of nodes than `nodes`, until there is one."""
     older_because: ShortText = ""
     """Why the ranks are to be restarted, to continue with what they have; empty where they are not."""
 
