@@ -381,8 +381,15 @@ def _why_waiting(error: Exception) -> str:
     return f"it could not be created yet: {str(error) or type(error).__name__}"[:_LONGEST_REASON]
 
 
+def _is_end(event: NodeEvent) -> bool:
+    return event.kind is NodeEventKind.GONE
+
+
 class _Telling:
-    """Sends signals to one group: in order, batched, and retried until they arrive."""
+    """Sends signals to one group: in order, batched, and retried until they arrive.
+
+    Each end of a node is told, and of its other states the newest of each kind.
+    """
 
     def __init__(self, client: Client, group_id: str) -> None:
         self._group = client.get_workflow_handle(group_id)
@@ -393,9 +400,13 @@ class _Telling:
 
     def events(self, batch: Iterable[NodeEvent]) -> None:
         events = tuple(batch)
-        self._waiting.extend(events)
+        # While the group cannot be reached, what is known of a node replaces what was known before: a scheduler changes
+        # its words every few seconds, and the server takes no signal of more than 2 MB.
+        newest = {(event.key, event.kind): event for event in (*self._waiting, *events) if not _is_end(event)}
+        kept = {id(event) for event in newest.values()}
+        self._waiting = [event for event in (*self._waiting, *events) if _is_end(event) or id(event) in kept]
         self._changed.set()
-        if any(event.kind is NodeEventKind.GONE for event in events):
+        if any(map(_is_end, events)):
             self._urgent.set()
 
     def owner_closed(self) -> None:
@@ -422,7 +433,8 @@ class _Telling:
                 await asyncio.sleep(pause)
             else:
                 backoff.reset()
-                del self._waiting[: len(message.events)]
+                sent = set(map(id, message.events))
+                self._waiting = [event for event in self._waiting if id(event) not in sent]
                 if message.owner_closed:
                     self._owner_closed = False
                 with contextlib.suppress(TimeoutError):
