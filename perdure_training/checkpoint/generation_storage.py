@@ -52,6 +52,8 @@ class GenerationStorage:
         self._use = use
         self.durable: DurableCheckpoints | None = None
         """What is stored; None where the job stores nothing, or not all ranks have reached their agents."""
+        self._reached: DurableCheckpoints | None = None
+        """The same where this rank has reached its agent, which learns all that the job is to learn."""
         self._late: LateStorage | None = None
         """Set while not all ranks have reached their agents."""
         self._begun: Callable[[DurableCheckpoints], None] | None = None
@@ -91,7 +93,7 @@ class GenerationStorage:
                 again=again,
             )
 
-        durable = reach(again=False)
+        durable = self._reached = reach(again=False)
         missing = durable is None and find_storage() is not None
         if all_reached(self._own, self._store, reached=not missing):
             self.durable = self._finisher.durable = durable
@@ -157,8 +159,8 @@ class GenerationStorage:
             apart=apart,
             reported=reported,
         )
-        if self.durable is not None:
-            self._begun(self.durable)
+        if self._reached is not None:
+            self._begun(self._reached)
 
     def _report_late(self, durable: DurableCheckpoints) -> None:
         """Has the job learn with which step the training has begun, from an agent that was away then."""

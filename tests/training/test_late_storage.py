@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from perdure.contract import RestoreSource
-from perdure_training.checkpoint import durable
+from perdure_training.checkpoint import durable, generation_storage
+from perdure_training.checkpoint.world import RankIdentity
 from tests.support.waiting import wait_for
 from tests.training.ranks_in_threads import RankThreads, rank_threads
 
@@ -60,3 +61,20 @@ def test_an_agent_that_answers_later_stores_the_checkpoints_of_the_world_that_be
         save(ranks, step, durable=True)
         assert ranks.wait_until_durable(WITHIN) == [True] * RANKS
         assert ranks.steps[0] == step
+
+
+def test_the_job_learns_with_what_ranks_continue_where_the_agent_of_another_node_is_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    reach = generation_storage.connect_storage
+
+    def connect(own: RankIdentity, *arguments: Any, again: bool = False, **facts: Any) -> Any:
+        return reach(own, *arguments, again=again, **facts) if again or own.rank == 0 else None
+
+    with rank_threads(tmp_path, keep_last=5) as ranks:
+        ranks.begin(states())
+        save(ranks, 1)
+        monkeypatch.setattr(generation_storage, "connect_storage", connect)
+        assert ranks.begin(states()) == [1] * RANKS
+        [report] = wait_for(lambda: ranks.agent.restores)
+        assert (report.step, report.source) == (1, RestoreSource.MEMORY)

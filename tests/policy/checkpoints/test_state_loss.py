@@ -124,6 +124,16 @@ def test_a_run_of_an_older_release_tells_its_worlds_nothing():
     assert _world(job.running()).known is None
 
 
+def test_ranks_that_start_over_beside_damaged_checkpoints_wait_no_more():
+    job = resumed(trained(checkpoint={**STORAGE, "on_unusable": "start_over"}))
+    found(job, **NOTHING, lookup=NOT_MOUNTED, waits=True)
+    assert of(job, "awaits_state")[0].closed_at is None
+    found(job, step=0, source=RestoreSource.UNKNOWN, unusable=("step-7-run-1: torn",))
+    assert of(job, "awaits_state")[0].closed_at is not None
+    job.steps().wait(timedelta(hours=2))
+    assert (job.state.phase, job.state.outcome) == (JobPhase.RUNNING, None)
+
+
 def test_a_first_start_that_finds_nothing_is_no_loss():
     job = Scenario("1", checkpoint=STORAGE).running()
     found(job, **NOTHING, lookup=Lookup(storage=StorageFinding.EMPTY))

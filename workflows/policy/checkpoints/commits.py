@@ -384,6 +384,7 @@ def _start_over(
 ) -> RoleInJob:
     """Records that the ranks begin anew beside checkpoints none of which can be loaded. What is known of these no
     longer counts, and nothing of them is deleted."""
+    state = state_loss.settle(state, restored.replace(source=RestoreSource.NOTHING), now)
     state = observations.observe_start_over(state, node, restored.unusable, since=transition.time, now=now)
     return state.replace(
         checkpoints=state.checkpoints.replace(
@@ -398,6 +399,8 @@ def _start_over(
             restored_from=None,
             restored_generation=transition.generation,
             restored_again=None,
+            gave_up=None,
+            older_because="",
         )
     )
 
