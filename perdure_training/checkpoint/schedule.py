@@ -65,9 +65,10 @@ class Schedule:
         return max((request for announced, request in self._announced.items() if announced <= step), default=0)
 
     def answer(self, request: int, step: int) -> None:
-        """Records that a step is stored that answers a request, without an announcement."""
+        """Records that a step is stored that answers a request, without an announcement: all checkpointers store it, so
+        no earlier step of one of them does."""
         self._tried, self._next_try = max(self._tried, request), self._clock() + _NEXT_TRY
-        self._announce(step)
+        self._announced = {step: self._tried}
         self.begin(step)
 
     def _announce(self, step: int) -> None:
