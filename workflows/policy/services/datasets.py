@@ -251,6 +251,8 @@ def unreadable(state: DatasetState, name: str, *, ranks: int, now: datetime) -> 
         ranks: The number of ranks that read it.
         now: The time.
     """
+    if not state.failures or (state.done_at is not None and now - state.done_at < UNREADABLE_AFTER):
+        return None
     in_vain = [one for one in state.failures if one.is_in_vain(state.done_at, now)]
     begun = min((one.since for one in in_vain if one.since is not None), default=now)
     since = begun if state.done_at is None else max(begun, state.done_at)
