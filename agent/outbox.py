@@ -87,10 +87,15 @@ _Kind = tuple[Route, FailureKind | None]
 """Reports that a flood of one of them may push out."""
 
 
+class MessageRefused(Exception):
+    """The control plane does not take this message, whatever it does with others: its release may be an older one."""
+
+
 class _Entry:
     def __init__(self, message: AgentMessage, sequence: int | None = None) -> None:
         self.message = message
         self.sequence = sequence
+        self.refusals = 0
         self.not_before = 0.0
         """The monotonic time before which it is not sent."""
 
@@ -118,7 +123,8 @@ class _Journal(BaseModel):
 
 
 Send = Callable[[AgentMessage], Awaitable[None]]
-"""Sends one message by its route. Raises `DestinationNotFound`, `ControlPlaneBusy`, or any other error for "retry"."""
+"""Sends one message by its route. Raises `DestinationNotFound`, `ControlPlaneBusy`, `MessageRefused`, or any other
+error for "retry"."""
 
 
 class Outbox:
@@ -128,6 +134,8 @@ class Outbox:
         - A report that counts by itself is removed once it has arrived, or for a newer one of its kind where there are
           `MOST_OF_A_KIND` of it.
         - Sequence numbers only grow, also across restarts of the agent.
+        - A message that is refused holds up no other one. It is tried again when there is no other, for as long as the
+          agent lives.
     """
 
     def __init__(self, path: Path, *, send: Send, not_found: Callable[[], None], spread: float = 0.0) -> None:
@@ -196,10 +204,14 @@ class Outbox:
         return any(isinstance(entry.message, kind) for entry in self._entries)
 
     async def flush(self, *, within: float) -> bool:
-        """Waits until all messages except telemetry are delivered; returns False after `within` seconds."""
+        """Waits until all messages except telemetry are delivered or refused, for `within` seconds at most; returns
+        whether all are delivered."""
         self._flushing = True
         self._changed.fire()
-        return await self._changed.wait_for(lambda: not self.pending, within=within)
+        await self._changed.wait_for(
+            lambda: all(entry.refusals or not entry.route.journaled for entry in self._entries), within=within
+        )
+        return not self.pending
 
     async def run(self) -> None:
         """Sends until cancelled."""
@@ -222,7 +234,10 @@ class Outbox:
                 longest = _LONGEST_PAUSE + (self._spread if busy else 0.0)
                 wait = min(max(pause, self._spread / 2 if busy else 0.0), longest) * random.uniform(0.5, 1.0)
                 logger.info("not sent, retrying in %.1f s: %s", wait, error)
-                await self._changed.wait_for(lambda: self._hurry, within=wait)
+                refused = isinstance(error, MessageRefused)
+                await self._changed.wait_for(
+                    lambda refused=refused: self._hurry or (refused and not self._head.refusals), within=wait
+                )
                 pause = min(pause * 2, longest)
             else:
                 pause = _FIRST_PAUSE
@@ -234,13 +249,19 @@ class Outbox:
     @property
     def _delay(self) -> float:
         """Seconds until the first message may be sent. It does not delay later messages that need no spread."""
-        can_wait = all(entry.route.spread or not entry.route.journaled for entry in self._entries)
+        can_wait = all(entry.route.spread or not entry.route.journaled for entry in self._entries if not entry.refusals)
         if self._flushing or self._hurry or not can_wait:
             return 0.0
-        return self._entries[0].not_before - time.monotonic()
+        return self._head.not_before - time.monotonic()
+
+    @property
+    def _head(self) -> _Entry:
+        """The message that is sent next: the first one of those that were refused least often."""
+        return min(self._entries, key=lambda entry: entry.refusals)
 
     async def _send_head(self) -> None:
-        entry = self._entries[0]
+        entry = self._head
+        is_new = entry.sequence is None
         # A message that arrived without an acknowledgment keeps its number, so that the repeat is recognized.
         repeatable = entry.route.newest_only
         if entry.sequence is None or repeatable:
@@ -249,8 +270,13 @@ class Outbox:
                 self._save()
         try:
             await self._send(entry.message.model_copy(update={"sequence": entry.sequence}))
-        except BaseException:
-            if repeatable:
+        except BaseException as error:
+            if isinstance(error, MessageRefused):
+                if not entry.refusals:
+                    logger.error("the control plane does not take a %s: %s", entry.route.name, error)
+                entry.refusals += 1
+                self._changed.fire()
+            if repeatable or (is_new and isinstance(error, MessageRefused)):
                 entry.sequence = None
             raise
         # A newer message may have replaced it meanwhile.

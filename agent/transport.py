@@ -35,7 +35,7 @@ from temporalio.worker import PollerBehaviorSimpleMaximum, Worker, WorkerDeploym
 
 from perdure.agent.config import AgentConfig, GatewayConnection
 from perdure.agent.job_liveness import JobLiveness, query_job_liveness
-from perdure.agent.outbox import ControlPlaneBusy, DestinationNotFound
+from perdure.agent.outbox import ControlPlaneBusy, DestinationNotFound, MessageRefused
 from perdure.agent.poll_meter import PollMeter
 from perdure.agent.server_clock import ClockReader, ServerClock
 from perdure.base.backoff import Backoff
@@ -62,6 +62,8 @@ _LONGEST_CALL = timedelta(seconds=20)
 that it still processes."""
 _BUSY = frozenset({RPCStatusCode.DEADLINE_EXCEEDED, RPCStatusCode.RESOURCE_EXHAUSTED, RPCStatusCode.CANCELLED})
 """Statuses of an overloaded server. The SDK reports CANCELLED if a call took longer than its timeout."""
+_REFUSED = frozenset({RPCStatusCode.PERMISSION_DENIED, RPCStatusCode.INVALID_ARGUMENT})
+"""Statuses of a message that is not one of those that the gateway lets pass, or the server takes."""
 _TOKEN_INTERVAL = 10.0
 """Seconds between two checks for a new token. Kubernetes writes it when a fifth of the old one's lifetime remains."""
 _PROBE = timedelta(seconds=1)
@@ -91,6 +93,7 @@ class ControlPlane(Protocol):
         Raises:
             DestinationNotFound: if the workflow does not exist or has closed.
             ControlPlaneBusy: if there was no answer in time, or no capacity for the call.
+            MessageRefused: if this message is not one that is taken.
         """
         ...
 
@@ -166,6 +169,8 @@ class TemporalControlPlane:
                 self._patience = min(2 * self._patience, _LONGEST_CALL)
                 self._refusal = _shortage(error) or self._refusal
                 raise ControlPlaneBusy(error.message) from error
+            if error.status in _REFUSED:
+                raise MessageRefused(error.message) from error
             raise
         self._patience = max(self._patience / 2, _CALL_TIMEOUT)
 

@@ -14,7 +14,9 @@ import time
 import zlib
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import Any, TypeVar, cast
+
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, ValidationError
 
 from perdure.agent.checkpoint.connections import Refused
 from perdure.agent.checkpoint.copy_service import LONGEST_LINE, PIECE, SILENCE, CopyService
@@ -28,14 +30,48 @@ from perdure_training.snapshots.copies import RACK_VARIABLE
 
 logger = logging.getLogger(__name__)
 
+_T = TypeVar("_T")
 _CONNECT_WITHIN = 10.0
 WAITS_FOR_TARGET = 30.0
 """Seconds for which the command of a replaced node waits for the node that keeps its copies, if that is not reached.
 It may have been lost together with this one."""
 
 
+_NO_ANSWER = "the node that keeps the copies answered something else"
+
+
 class TargetAway(OSError):
     """The node that keeps the copies is not known yet, or is not reached."""
+
+
+class _Answer(BaseModel):
+    """The first line of the other node's answer to a request; what it says depends on the request.
+
+    One that is anything else says nothing about what that node keeps: it counts as a broken connection, so that no
+    version is taken for damaged, and deleted, for it.
+    """
+
+    model_config = ConfigDict(strict=True)
+
+    problem: str = ""
+    missing: bool = False
+    names: tuple[str, ...] | None = None
+    size: NonNegativeInt | None = None
+    length: NonNegativeInt | None = Field(default=None, validation_alias="bytes")
+    """The number of bytes that follow."""
+    checksum: NonNegativeInt | None = None
+
+    def expect(self, value: _T | None) -> _T:
+        """Returns what was requested.
+
+        Raises:
+            OSError: if the other node refuses, or answers something else.
+        """
+        if self.problem:
+            raise OSError(f"the node that keeps the copies refuses: {self.problem}")
+        if value is None:
+            raise ConnectionError(_NO_ANSWER)
+        return value
 
 
 class PeerCopies:
@@ -92,17 +128,17 @@ class PeerCopies:
         """Writes a file, and returns its size and its CRC-32 when it is there."""
         size = checksum = 0
         with self._ask(do="write", path=path, size=pieces.size) as (answer, connection, incoming):
-            if problem := answer.get("problem"):
-                raise Refused(f"{path.rpartition('/')[2]}: {problem}")
+            if answer.problem:
+                raise Refused(f"{path.rpartition('/')[2]}: {answer.problem}")
             for piece in pieces:
                 connection.sendall(piece)
                 size += len(piece)
                 checksum = zlib.crc32(piece, checksum)
             if size < pieces.size:
                 raise ValueError(f"{path} ends after {size:,} of {pieces.size:,} bytes")
-            stored = _read_line(incoming)
-            if (stored.get("size"), stored.get("checksum")) != (size, checksum):
-                raise OSError(f"{path} was not copied as it is: {stored.get('problem') or 'its checksum differs'}")
+            stored = _read_answer(incoming)
+            if (stored.size, stored.checksum) != (size, checksum):
+                raise OSError(f"{path} was not copied as it is: {stored.problem or 'its checksum differs'}")
         return size, checksum
 
     def read(self, path: str) -> bytes:
@@ -119,7 +155,9 @@ class PeerCopies:
     def pieces(self, path: str, *, offset: int, length: int, piece: int) -> Iterator[bytes]:
         """Reads a part of a file in pieces of so many bytes; ends early if the file does."""
         with self._ask(do="read", path=path, offset=offset, length=length) as (answer, _, incoming):
-            left = int(_expect(answer)["bytes"])
+            left = answer.expect(answer.length)
+            if left > length:
+                raise ConnectionError(f"{path}: {left:,} bytes were announced, and {length:,} requested")
             while left > 0:
                 content = incoming.read(min(piece, left))
                 if not content:
@@ -130,20 +168,20 @@ class PeerCopies:
     def size(self, path: str) -> int:
         """The size of a file."""
         with self._ask(do="size", path=path) as (answer, *_):
-            return int(_expect(answer)["size"])
+            return answer.expect(answer.size)
 
     def names(self, folder: str) -> set[str]:
         """The names in a folder; empty if there is no such folder."""
         with self._ask(do="names", path=folder) as (answer, *_):
-            return {str(name) for name in _expect(answer)["names"]}
+            return set(answer.expect(answer.names))
 
     def remove(self, folder: str, *, first: str) -> None:
         """Deletes a folder, beginning with the file that makes it count."""
         with self._ask(do="remove", path=folder, first=first) as (answer, *_):
-            _expect(answer)
+            answer.expect(True)
 
     @contextmanager
-    def _ask(self, **request: Any) -> Generator[tuple[Json, socket.socket, socket.SocketIO]]:
+    def _ask(self, **request: Any) -> Generator[tuple[_Answer, socket.socket, socket.SocketIO]]:
         with self._lock:
             target = self._target
         if target is None:
@@ -156,8 +194,8 @@ class PeerCopies:
             connection.settimeout(SILENCE)
             fields = {"owner": self._owner, "token": target.token} | request
             connection.sendall(json.dumps(fields).encode() + b"\n")
-            answer = _read_line(incoming)
-            if answer.get("missing"):
+            answer = _read_answer(incoming)
+            if answer.missing:
                 raise FileNotFoundError(str(request["path"]))
             yield answer, connection, cast("socket.SocketIO", incoming)
 
@@ -191,20 +229,14 @@ class WatchedOnNodes(WatchedFiles):
         return answer
 
 
-def _read_line(incoming: Any) -> Json:
+def _read_answer(incoming: Any) -> _Answer:
     line = incoming.readline(LONGEST_LINE)
     if not line.endswith(b"\n"):
         raise ConnectionError("the node that keeps the copies closed the connection")
-    answer = json.loads(line)
-    if not isinstance(answer, dict):
-        raise ConnectionError("the node that keeps the copies answered something else")
-    return cast("Json", answer)
-
-
-def _expect(answer: Json) -> Json:
-    if problem := answer.get("problem"):
-        raise OSError(f"the node that keeps the copies refuses: {problem}")
-    return answer
+    try:
+        return _Answer.model_validate_json(line)
+    except ValidationError as error:
+        raise ConnectionError(_NO_ANSWER) from error
 
 
 def _allowed_ports(store_ports: str) -> range:

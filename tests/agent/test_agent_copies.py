@@ -19,12 +19,13 @@ import pytest
 import torch
 
 from perdure.agent.checkpoint import copy_service, peer_copies
+from perdure.agent.checkpoint.copy_service import CopyService
 from perdure.contract import NodeCredentials
 from perdure.workflows.policy.checkpoints.copies import copies_token
 from perdure_launcher import watched_folder
 from perdure_launcher.watched_folder import WatchedFolder
 from perdure_training.node_api.bodies import RestoringReport
-from perdure_training.node_api.storage_link import StorageLink
+from perdure_training.node_api.storage_link import StorageAway, StorageLink
 from tests.support.small_disks import small_disk
 from tests.support.waiting import DEADLINE, wait_for
 from tests.training.checkpoint_agent import CheckpointAgent
@@ -151,6 +152,45 @@ def test_what_was_damaged_on_the_other_node_is_not_given_back(nodes: Nodes, tmp_
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1
     file.write_bytes(content)
+    replacement = nodes.start(1, incarnation=2)
+    replacement.hold_copies(holder)
+    assert saved(replacement, tmp_path / "other") == ["step-1.pt"]
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"",
+        b"{",
+        b"null\n",
+        b"\xff\n",
+        b"[" * 8000 + b"\n",
+        b"{}\n",
+        b'{"bytes": "7"}\n',
+        b'{"bytes": -1}\n',
+        b'{"bytes": 1e999}\n',
+        b'{"problem": 7}\n',
+        b'{"bytes": 1000000000000}\n',
+    ],
+)
+def test_an_answer_that_is_none_proves_no_version_damaged(
+    nodes: Nodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: bytes
+):
+    holder, node = nodes.start(0), nodes.start(1)
+    node.hold_copies(holder)
+    save(node, tmp_path / "saves", 1)
+    answer_truly = CopyService._answer
+
+    def spoil(service: CopyService, line: bytes, connection: socket.socket, *rest: Any) -> None:
+        if json.loads(line)["do"] == "read":
+            connection.sendall(answer)
+        else:
+            answer_truly(service, line, connection, *rest)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(CopyService, "_answer", spoil)
+        with pytest.raises(StorageAway, match=r"node that keeps the copies|bytes were announced"):
+            StorageLink(node.run_dir).ask({"request": "watched", "do": "begin"}, within=DEADLINE)
     replacement = nodes.start(1, incarnation=2)
     replacement.hold_copies(holder)
     assert saved(replacement, tmp_path / "other") == ["step-1.pt"]

@@ -19,6 +19,7 @@ from perdure.agent.outbox import (
     MOST_OF_A_KIND,
     ControlPlaneBusy,
     DestinationNotFound,
+    MessageRefused,
     Outbox,
     envelope,
     spread_of,
@@ -68,9 +69,14 @@ class Destination:
         self.problem: Exception | None = None
         self.loses_answers = False
         self.not_found = 0
+        self.refuses: set[type[AgentMessage]] = set()
+        self.refused: list[int] = []
 
     async def send(self, message: AgentMessage) -> None:
         self.attempts += 1
+        if type(message) in self.refuses:
+            self.refused.append(message.sequence)
+            raise MessageRefused("not a message of this release")
         if self.problem is not None:
             raise self.problem
         self.heard.append((message.route.name, message))
@@ -182,6 +188,45 @@ async def test_a_closed_workflow_holds_nothing_up_for_ever_and_loses_nothing(
         assert outbox.pending == 1
         destination.problem = None
         await eventually(lambda: destination.names == ["failure"])
+
+
+async def test_a_message_that_is_refused_holds_no_other_up_and_is_tried_again(
+    tmp_path: Path, destination: Destination, caplog: pytest.LogCaptureFixture
+) -> None:
+    outbox = make(tmp_path, destination)
+    destination.refuses = {Ready}
+    outbox.put(Ready(**envelope(NODE), after_generation=1))
+    async with running(outbox):
+        await eventually(lambda: len(destination.refused) >= 2)
+        outbox.put(failure(1))
+        await eventually(lambda: destination.names == ["failure"])
+        outbox.put(Finished(**envelope(NODE), generation=1))
+        await eventually(lambda: destination.names == ["failure", "finished"])
+        assert not await outbox.flush(within=60), "nothing but the refused one is left, so nothing is waited for"
+        assert outbox.pending == 1
+        tried = len(destination.refused)
+        await eventually(lambda: len(destination.refused) > tried)
+        destination.refuses = set()
+        await eventually(lambda: destination.names == ["failure", "finished", "ready"])
+    assert not outbox.pending
+    numbers = [message.sequence for _, message in destination.heard]
+    assert numbers == sorted(set(numbers))
+    assert caplog.text.count("does not take a ready: not a message of this release") == 1
+
+
+@pytest.mark.parametrize("kind", [Failure, PortsChanged])
+async def test_of_refused_messages_no_more_wait_than_of_others(
+    tmp_path: Path, destination: Destination, kind: type[AgentMessage]
+) -> None:
+    outbox = make(tmp_path, destination)
+    destination.refuses = {kind}
+    async with running(outbox):
+        for generation in range(MOST_OF_A_KIND + 20):
+            outbox.put(failure(generation) if kind is Failure else PortsChanged(**envelope(NODE)))
+            await eventually(lambda generation=generation: len(destination.refused) > generation)
+        outbox.put(joined())
+        await eventually(lambda: destination.names == ["joined"])
+    assert len(kept(outbox)) == (MOST_OF_A_KIND if kind is Failure else 1)
 
 
 async def test_a_restarted_agent_has_lost_no_failure(tmp_path: Path, destination: Destination) -> None:

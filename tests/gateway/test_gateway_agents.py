@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -12,8 +13,11 @@ import grpc
 import pytest
 
 from perdure.base.credentials.keyring import Keyring
+from perdure.contract import Destination
+from perdure.gateway import calls
+from perdure.gateway.metrics import Reason
 from perdure_training.node_api.addresses import host_and_port
-from tests.agent.harness import RunningAgent, Workflows
+from tests.agent.harness import RunningAgent, Workflows, rank_exit
 from tests.gateway.site import GatewaySite
 from tests.support.ports import free_port, has_ipv6
 from tests.support.waiting import DEADLINE, eventually
@@ -134,6 +138,24 @@ async def test_what_happens_while_no_gateway_runs_is_reported_afterwards(
         await site.start()
         [ready] = await workflows.expect(workflows.group, "ready")
         assert ready["sender"] == agent.node.model_dump()
+
+
+async def test_a_report_that_a_gateway_of_an_older_release_does_not_know_holds_up_no_failure(
+    site: GatewaySite, workflows: Workflows, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = calls.MESSAGES[Destination.JOB]
+    monkeypatch.setitem(calls.MESSAGES, Destination.JOB, known - {"finished"})
+    async with agent_of(site, workflows, folder) as agent:
+        await workflows.expect(workflows.group, "joined")
+        await agent.desire(world=agent.world(1))
+        await agent.post("/v1/rendezvous/finished", generation=1, time=time.time())
+        refusal = ("perdure_gateway_refused_total", {"reason": Reason.NOT_ALLOWED.value})
+        await eventually(lambda: site.metrics.registry.get_sample_value(*refusal))
+        await agent.ready(1, [rank_exit()])
+        await workflows.expect(workflows.job, "failure")
+        assert not await workflows.seen(workflows.job, "finished")
+        monkeypatch.setitem(calls.MESSAGES, Destination.JOB, known)
+        await workflows.expect(workflows.job, "finished")
 
 
 async def test_an_agent_uses_a_renewed_token(
