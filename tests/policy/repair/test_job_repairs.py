@@ -152,6 +152,7 @@ def test_a_lost_node_of_an_elastic_job_is_gone_on_without():
     assert job.generation == 2
     assert job.group_ranks == {1: 1, 2: 0}, "survivors keep the ranks that still exist"
     assert job.incarnations[0] == 2
+    assert "3 to 2 nodes" in job.state.incidents[-1].title
     job.steps().wait(3).ready(0)
     assert job.generation == 3
     assert job.group_ranks == {0: 2, 1: 1, 2: 0}
