@@ -163,6 +163,9 @@ class CheckpointAgent:
         self._in_loop(self.checkpoints.follow)
 
     def of(self, kind: type) -> list[Any]:
+        """The reports of a kind, with those of requests that were answered: a report may follow the answer."""
+        if not self._loop.is_closed():
+            self._in_loop(lambda: None)
         return [message for message in self.messages if isinstance(message, kind)]
 
     @property
