@@ -18,7 +18,7 @@ import threading
 import time
 import zipfile
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from string import Template
@@ -50,6 +50,8 @@ _REWORD = 60.0
 _DRAFT_BEGINS = (".", "tmp-", "tmp_", "tmp.")
 _DRAFT_ENDS = (".tmp", ".temp", ".part", ".partial", ".incomplete")
 """How names of what is still being written begin or end."""
+_LONGEST_PATH = 1024
+"""Characters of a path that the agent takes."""
 _PIECE = 1 << 22
 _RESTORED = ".perdure-restored"
 _DCP_DATA, _DCP_INDEX = ".distcp", ".metadata"
@@ -112,6 +114,7 @@ class WatchedFolder:
         self._again_at = 0.0
         self._ending = threading.Event()
         self._problem = ""
+        self._left_out: Collection[str] = ()
         self._thread = threading.Thread(target=self._run, name="watched-folder", daemon=True)
         self.restored = False
 
@@ -149,7 +152,11 @@ class WatchedFolder:
         if (place := self._link.desired().get("place")) != self._place:
             # Another node keeps the copies now, and has none.
             self._place, self._copied, self._again_at = place, {}, 0.0
-        now = read_entries(self._folder)
+        left_out: dict[str, str] = {}
+        now = read_entries(self._folder, left_out)
+        for name in left_out.keys() - self._left_out:
+            logger.warning("%s: %s", self._folder, f"{name[:120]!r} is not copied: {left_out[name]}")
+        self._left_out = left_out
         before, self._seen = self._seen, now
         changed = {name: time.monotonic() for name, files in now.items() if before.get(name) != files}
         self._unchanged_since = {name: since for name, since in self._unchanged_since.items() if name in now} | changed
@@ -323,9 +330,15 @@ def folder_of(text: str, environment: Mapping[str, str]) -> Path:
     return Path(Template(text).safe_substitute(environment)).expanduser()
 
 
-def read_entries(folder: Path) -> Entries:
-    """Returns what is in the folder, without drafts."""
+def read_entries(folder: Path, left_out: dict[str, str] | None = None) -> Entries:
+    """Returns what is in the folder, without drafts.
+
+    Args:
+        folder: The folder.
+        left_out: Takes the names of entries that have a path which cannot be copied, and why not.
+    """
     found: Entries = {}
+    left_out = {} if left_out is None else left_out
     try:
         names = sorted(os.listdir(folder))
     except OSError:
@@ -338,14 +351,30 @@ def read_entries(folder: Path) -> Entries:
         except OSError:
             # It is being deleted or renamed.
             continue
-        if files:
+        if problem := next(filter(None, (_problem_of(file.path) for file in files)), ""):
+            left_out[name] = problem
+        elif files:
             found[name] = files
     return found
 
 
+def _problem_of(path: str) -> str:
+    """Why a path cannot be copied; empty if it can."""
+    if len(path) > _LONGEST_PATH:
+        return f"it has a path of more than {_LONGEST_PATH:,} characters"
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        return "its name is not UTF-8" if "/" not in path else f"the name of its file {path[-120:]!r} is not UTF-8"
+    return ""
+
+
 def _files_in(folder: Path, name: str) -> Iterator[SavedFile]:
     path = folder / name
-    if path.is_dir() and not path.is_symlink():
+    if len(name) > _LONGEST_PATH:
+        # It is not read any deeper.
+        yield SavedFile(name, 0, 0)
+    elif path.is_dir() and not path.is_symlink():
         for inner in os.listdir(path):
             yield from _files_in(folder, f"{name}/{inner}")
     elif path.is_file():

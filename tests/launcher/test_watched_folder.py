@@ -150,6 +150,28 @@ def test_a_replacement_gets_the_newest_complete_save_of_each_kind(agent: Checkpo
     assert (other / "step-2.pt").stat().st_mtime_ns == (saves / "step-2.pt").stat().st_mtime_ns
 
 
+def test_what_has_a_name_that_cannot_be_copied_is_said_once_and_holds_nothing_up(
+    agent: CheckpointAgent, tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    saves = tmp_path / "saves"
+    saves.mkdir()
+    (saves / os.fsdecode(b"m\xfcnchen-1.txt")).write_text("Latin 1")
+    deep = saves / "deep"
+    for _ in range(5):
+        deep /= "d" * 250
+        deep.mkdir(parents=True)
+    (deep / "step-1.txt").write_text("deep")
+    watched = watch(agent, saves)
+    for step in (1, 2):
+        torch.save({"step": step}, saves / f"step-{step}.pt")
+        watched.look()
+        watched.look()
+    watched.close(within=60)
+    assert on_another_node(agent, tmp_path / "other") == ["step-2.pt"]
+    assert caplog.text.count("is not copied: its name is not UTF-8") == 1
+    assert caplog.text.count("is not copied: it has a path of more than 1,024 characters") == 1
+
+
 def test_saves_are_copied_while_the_training_runs_and_only_once(
     agent: CheckpointAgent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
