@@ -192,7 +192,7 @@ class Checkpointer:
         durable = world.answers(hold, step) or durable
         if not (durable or hold is not None or self._cadence.is_due(step, agreed=agreed)):
             return False
-        world.storage.measured(step, metrics)
+        world.storage.record(step, metrics)
         with (
             self._events.save(step=step, durable=durable, by=_EMITTER) as span,
             self._cadence.measure(step, agreed=agreed, finishing=world.finisher.seconds) as measured,

@@ -21,6 +21,7 @@ from typing import Any, SupportsFloat
 from torch.distributed import Store
 from torch.distributed.device_mesh import DeviceMesh
 
+from perdure_training.checkpoint.announcements import Announcements
 from perdure_training.checkpoint.differing import name_of_rank
 from perdure_training.checkpoint.distributed_format import metadata_file, plan_file, plan_together, planner_of
 from perdure_training.checkpoint.durable_requests import DurableRequests, Request, Snapshot
@@ -42,7 +43,13 @@ from perdure_training.checkpoint.store_round import (
 from perdure_training.checkpoint.stored import StoredCheckpoints
 from perdure_training.checkpoint.world import RankIdentity, connect
 from perdure_training.node_api.agent_client import Json
-from perdure_training.node_api.storage_link import StorageAway, StorageLink, StorageProblem, find_storage
+from perdure_training.node_api.storage_link import (
+    StorageAway,
+    StorageLink,
+    StorageProblem,
+    find_storage,
+    open_in_memory,
+)
 from perdure_training.snapshots.arena import PAGE, Header, SnapshotPin, crc32
 from perdure_training.snapshots.findings import Finding
 
@@ -116,7 +123,8 @@ class DurableCheckpoints:
         if schedule is not None:
             self._turns.stored.add(name)
             self._announcing = connect(own, name)
-            self._asking = connect(own, name)
+            self._announcements = Announcements(connect(own, name))
+            self._has_passed = self._announcements.has_passed
             self._storing = connect(own, name)
             threading.Thread(target=self._run, name="perdure-durable", daemon=True).start()
 
@@ -176,16 +184,20 @@ class DurableCheckpoints:
         if schedule is None or self._own.rank or self._requests.is_busy or step <= schedule.announced:
             return
         if (target := schedule.next_target(step, every=every, desired=self._link.desired())) is not None:
-            self._announcing.set(_announcement(target), "")
+            self._announcements.make(target)
 
     def answer(self, step: int, request: int) -> None:
         """Has a step that all ranks store answer a request for a checkpoint."""
         if self._schedule is not None and not self._own.rank:
             self._schedule.answer(request, step)
 
-    def measured(self, step: int, metrics: Metrics) -> None:
-        """Remembers, as rank 0, what the script measured at a step that may be stored."""
-        if self._schedule is None or self._own.rank or not metrics:
+    def record(self, step: int, metrics: Metrics) -> None:
+        """Records that a step is saved next, which may be stored, and as rank 0 what the script measured at it."""
+        if self._schedule is None:
+            return
+        self._announcements.record(step)
+        self._schedule.record(step)
+        if self._own.rank or not metrics:
             return
         self._metrics[step] = {name: float(value) for name, value in metrics.items()}
         for older in sorted(self._metrics)[:-_MEASURED]:
@@ -193,11 +205,12 @@ class DurableCheckpoints:
 
     def is_announced(self, step: int) -> bool:
         """Whether all ranks store this step."""
-        return self._schedule is not None and self._asking.check([_announcement(step)])
+        return self._schedule is not None and self._announcements.has(step)
 
     def expect(self, step: int) -> None:
         """Records that the script requests to store a step, which `store` or `refuse` follows."""
         if self._schedule is not None:
+            self._announcements.expect(step)
             self._requests.expect(step)
 
     def store(self, header: Header, content: memoryview, pin: SnapshotPin, *, crc32: int | None) -> None:
@@ -281,14 +294,15 @@ class DurableCheckpoints:
 
     def _store_together(self, ranks: StoreRound, offered: int) -> None:
         """Has all ranks store the newest step that one of them has offered."""
-        own, requests, step = self._own, self._requests, offered
+        own, requests, step, apart = self._own, self._requests, offered, 0
         begun = time.monotonic()
         try:
             offers = ranks.gather(OFFER, offered, within=_SAVED_WITHIN)
             if offers is not None:
                 ranks.tell_all(CHOICE, max(offers))
+                apart = max(offers) - min(offers)
             step = ranks.learn(CHOICE, within=None)
-            self._store(ranks, requests.take(step, within=_SAVED_WITHIN), begun)
+            self._store(ranks, requests.take(step, within=_SAVED_WITHIN, has_passed=self._has_passed), begun)
         except Superseded as error:
             logger.debug("step %d is not stored: %s", step, error)
             ranks.fail(error)
@@ -301,6 +315,8 @@ class DurableCheckpoints:
         else:
             self._record(step, "", ranks)
         finally:
+            if apart and self._schedule is not None and self._requests.wait_for_outcome(step, 0.0):
+                self._schedule.lead_by(apart)
             requests.finish(step)
 
     def _record(self, step: int, problem: str, ranks: StoreRound) -> None:
@@ -357,7 +373,6 @@ class DurableCheckpoints:
             logger.info("perdure: step %d is durable after %.1f s", header.step, time.monotonic() - begun)
             if self._schedule is not None:
                 self._schedule.finish(answers)
-            self._storing.delete_key(_announcement(header.step))
             ranks.forget()
 
     def _folder(self, step: int) -> str:
@@ -377,7 +392,7 @@ class DurableCheckpoints:
 
     def _hand_over(self, request: Json, pin: SnapshotPin, contents: Sequence[bytes]) -> None:
         """Has the agent copy this rank's part, and waits until it has."""
-        files = [_in_memory(content) for content in contents]
+        files = [open_in_memory(content) for content in contents]
         until = time.monotonic() + _AGENT_RESTARTS
         try:
             while True:
@@ -483,16 +498,3 @@ def connect_storage(
         return DurableCheckpoints(own, name, link, None, meshes=(), each_rank=each_rank)
     schedule = Schedule(every_steps=hello.get("every_steps"), every_seconds=hello.get("every_s"))
     return DurableCheckpoints(own, name, link, schedule, meshes=meshes(), each_rank=each_rank)
-
-
-def _in_memory(content: bytes) -> int:
-    """Returns an open file with this content, which other processes can read."""
-    descriptor = os.memfd_create("perdure-checkpoint", os.MFD_CLOEXEC)
-    view = memoryview(content)
-    while view:
-        view = view[os.write(descriptor, view) :]
-    return descriptor
-
-
-def _announcement(step: int) -> str:
-    return f"durable/announced/{step}"

@@ -8,11 +8,16 @@ that when they choose it.
 from __future__ import annotations
 
 import threading
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from perdure_training.checkpoint.store_round import Superseded
 from perdure_training.node_api.storage_link import StorageProblem
 from perdure_training.snapshots.arena import Header, SnapshotPin
+
+_LOOK = 0.5
+"""Seconds."""
 
 
 @dataclass(frozen=True)
@@ -109,16 +114,23 @@ class DurableRequests:
             self._offered = max(self._waiting, default=None)
             return self._offered
 
-    def take(self, step: int, *, within: float) -> Request:
+    def take(self, step: int, *, within: float, has_passed: Callable[[int], bool] = lambda _: False) -> Request:
         """Returns the request for a step, which is being stored until `finish`. Waits for it where this rank is behind
-        the one that has offered the step."""
+        the one that has offered the step, and not where it `has_passed` it."""
+        until = time.monotonic() + within
         with self._changed:
-            self._changed.wait_for(lambda: any(waiting >= step for waiting in self._waiting), within)
+            while not any(waiting >= step for waiting in self._waiting) and not has_passed(step):
+                if (left := until - time.monotonic()) <= 0:
+                    break
+                # Nothing announces that the rank has passed it.
+                self._changed.wait(min(left, _LOOK))
             request = self._waiting.pop(step, None)
             self._give_up_to(step)
             if request is None:
                 newer = max(self._waiting, default=None)
                 problem = f"this rank has not saved it with durable=True within {within:.0f} s"
+                if has_passed(step):
+                    problem = "this rank had passed it when it learned that it was to be stored"
                 request = Request(step, None, problem, newer)
             self._taken = request
             return request

@@ -183,10 +183,10 @@ class GenerationStorage:
         if self.durable is not None:
             self.durable.answer(step, request)
 
-    def measured(self, step: int, metrics: Metrics) -> None:
-        """Remembers what was measured at a step, which may be stored."""
+    def record(self, step: int, metrics: Metrics) -> None:
+        """Records that a step is saved next, and what was measured at it: it may be stored."""
         if self.durable is not None:
-            self.durable.measured(step, metrics)
+            self.durable.record(step, metrics)
 
     def expect(self, step: int) -> None:
         """Records that the script requests to store a step, which is saved next or refused."""

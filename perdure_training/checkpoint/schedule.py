@@ -15,7 +15,9 @@ _REMEMBERED = 8
 """Announced steps that are remembered: more than are copied at a time."""
 _LEAD = 2
 """Steps between the announcement of a checkpoint and its step: every rank has made one step together with rank 0 by
-then, and so learns of it in time."""
+then, and so learns of it in time. Ranks that make steps apart, as in local SGD, need more."""
+_LONGEST_LEAD = 1000
+"""Steps."""
 
 
 class Schedule:
@@ -46,14 +48,28 @@ class Schedule:
         self._tried = self._answered = 0
         self._next_try = 0.0
         self._last_step: int | None = None
+        self._saved: int | None = None
+        """The step that is saved."""
+        self._gap = 0
+        """Steps since the one that was saved before it; 0 where that is unknown."""
+        self._lead = _LEAD
         self._announced: dict[int, int] = {}
         """The steps that were announced last, and the newest request that each answers."""
         self._last = clock()
 
     def begin(self, step: int) -> None:
         """Records the step that the training begins with."""
-        self._last_step = step
+        self._last_step = self._saved = step
         self._last = self._clock()
+
+    def record(self, step: int) -> None:
+        """Records that a step is saved next."""
+        self._gap = step - self._saved if self._saved is not None else 0
+        self._saved = step
+
+    def lead_by(self, steps: int) -> None:
+        """Announces so many steps earlier, as ranks were apart by them and could not store the same one."""
+        self._lead = max(self._lead, min(2 * (steps + _LEAD), _LONGEST_LEAD))
 
     @property
     def announced(self) -> int:
@@ -80,14 +96,14 @@ class Schedule:
         self._answered = max(self._answered, request)
 
     def next_target(self, step: int, *, every: int, desired: Mapping[str, Any]) -> int | None:
-        """Returns the step to announce; None if none is due yet.
+        """Returns the step to announce; None if none is due yet. The next one at or after it that is saved is stored.
 
         Args:
             step: The step that is being saved.
-            every: Steps between two saves: the announced step is a multiple of it.
+            every: Steps between two saves, or fewer: the announced step is a multiple of it.
             desired: As `StorageLink.desired` returns it.
         """
-        soonest = step + _LEAD
+        soonest = step + self._lead
         requested, now = int(desired.get("request", 0)), self._clock()
         answered = max(self._answered, int(desired.get("answered", 0)))
         if self._last_step is None:
@@ -96,7 +112,8 @@ class Schedule:
             self._tried, self._next_try = requested, now + _NEXT_TRY
         elif self._every_steps is not None:
             due = (self._last_step // self._every_steps + 1) * self._every_steps
-            if due > soonest + every:
+            # The next save may be far ahead, where the script makes few.
+            if due > soonest + max(every, self._gap):
                 return None
             soonest = max(soonest, due)
         elif now - self._last < self._interval(desired):

@@ -164,3 +164,12 @@ def find_storage(environment: Mapping[str, str] = os.environ) -> StorageLink | N
     if run_directory is None or not (run_directory / CHECKPOINT_SOCKET).exists():
         return None
     return StorageLink(run_directory)
+
+
+def open_in_memory(content: bytes) -> int:
+    """Returns an open file with this content, which other processes can read."""
+    descriptor = os.memfd_create("perdure-checkpoint", os.MFD_CLOEXEC)
+    view = memoryview(content)
+    while view:
+        view = view[os.write(descriptor, view) :]
+    return descriptor

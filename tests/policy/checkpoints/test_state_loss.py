@@ -21,7 +21,7 @@ from perdure.contract import (
     RestoreSource,
     StorageFinding,
 )
-from perdure.contract.transitions import NodeRestoredCheckpoint
+from perdure.contract.transitions import NodeCommittedCheckpoint, NodeRestoredCheckpoint
 from perdure.workflows import requests
 from perdure.workflows.policy.behavior import Behavior
 from perdure.workflows.policy.facts.events import RestartRequested, ResumeRequested, SuspendRequested
@@ -307,3 +307,55 @@ def test_another_checkpointer_that_finds_nothing_changes_nothing_of_the_first():
     found(job, **NOTHING, place="ema", lookup=Lookup())
     assert status(job).checkpoint.restored_step == 7
     assert not of(job, "lost_state")
+
+
+def with_average(**spec: Any) -> Scenario:
+    """A job whose script has a second checkpointer, of which a step is durable, too, and whose ranks start again."""
+    job = trained(**spec)
+    for rank in range(2):
+        stored(job, rank, step=9, place="ema")
+    committed(job)
+    return resumed(job)
+
+
+@pytest.mark.parametrize(
+    ("spec", "facts"),
+    [
+        ({"checkpoint": {**STORAGE, "on_unusable": "start_over"}}, {"unusable": ("ema/step-9-run-1: torn",)}),
+        (
+            {"recovery": {"on_state_loss": "older"}},
+            {**NOTHING, "lookup": Lookup(stored=9, storage=StorageFinding.LACKS, problem="it is not there")},
+        ),
+    ],
+    ids=["damaged", "missing"],
+)
+def test_a_checkpointer_that_begins_anew_leaves_the_states_of_others_known(spec: dict[str, Any], facts: dict[str, Any]):
+    job = with_average(**spec)
+    own = CheckpointRef(step=7, run="run", generation=1)
+    found(job, step=7, source=RestoreSource.STORAGE, checkpoint=own, lookup=Lookup(stored=7, in_storage=7))
+    found(job, **{"step": 0, "source": RestoreSource.UNKNOWN, **facts}, place="ema")
+    view = status(job).checkpoint
+    assert (view.restored_step, view.restored_from) == (7, RestoreSource.STORAGE)
+    began = job.generation
+    job.rank_killed(1).peer_failed(0)
+    assert [one.checkpoint.folder for one in known(job).stored] == ["step-7-run-1"]
+    job.steps()
+    kept: dict[str, int] = {}
+    for place in ("", "ema"):
+        for rank in range(2):
+            stored(job, rank, step=20, place=place)
+        commit = decision(job)
+        assert commit is not None
+        kept[place] = commit.kept_before
+        job.transition(commit.rank, NodeCommittedCheckpoint, generation=job.generation, checkpoint=commit.checkpoint)
+    assert kept == {"": 0, "ema": began}
+
+
+def test_the_checkpointer_of_a_run_of_an_older_release_that_starts_over_has_all_forgotten():
+    job = Scenario("2", checkpoint={**STORAGE, "on_unusable": "start_over"})
+    job.whole = job.whole.replace(behavior=Behavior.RELEASE_0_3)
+    job.running()
+    own = CheckpointRef(step=7, run="before", generation=1)
+    found(job, step=7, source=RestoreSource.STORAGE, checkpoint=own)
+    found(job, step=0, source=RestoreSource.UNKNOWN, unusable=("ema/step-9-run-1: torn",), place="ema")
+    assert (job.state.checkpoints.inherited, status(job).checkpoint.restored_step) == ((), None)

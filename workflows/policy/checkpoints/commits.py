@@ -213,7 +213,7 @@ def _stored(
         interval=interval(state, job.stored, parts.took, now),
         answers=max(answers, known.answered),
         inherited=known.inherited,
-        kept_before=known.kept_before,
+        kept_before=max(known.kept_before, known.kept_of.get(stored.checkpoint.place, 0)),
     )
     return state.replace(checkpoints=_with_commit(state, known, commit))
 
@@ -386,23 +386,18 @@ def _start_over(
     longer counts, and nothing of them is deleted."""
     state = state_loss.settle(state, restored.replace(source=RestoreSource.NOTHING), now)
     state = observations.observe_start_over(state, node, restored.unusable, since=transition.time, now=now)
-    return state.replace(
-        checkpoints=state.checkpoints.replace(
-            durable=None,
-            stored={},
-            loaded=None,
-            failed_at=-1,
-            bound=None,
-            inherited=(),
-            kept_before=transition.generation,
-            restored_step=None,
-            restored_from=None,
-            restored_generation=transition.generation,
-            restored_again=None,
-            gave_up=None,
-            older_because="",
-        )
+    known, generation = state.checkpoints, transition.generation
+    known = known.replace(
+        **state_loss.without_stored(state, generation, place=restored.place),
+        bound=None,
+        restored_generation=generation,
+        gave_up=None,
+        older_because="",
     )
+    if state.behavior < Behavior.RELEASE_0_4 or state.checkpoints.restored_generation < generation:
+        # Else another checkpointer of the script has loaded its state.
+        known = known.replace(restored_step=None, restored_from=None, restored_again=None)
+    return state.replace(checkpoints=known)
 
 
 def _newer(known: CheckpointState, checkpoint: CheckpointRef) -> dict[str, CheckpointRef]:

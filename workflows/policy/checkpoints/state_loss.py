@@ -177,7 +177,7 @@ def accept_older(state: RoleInJob) -> RoleInJob:
     awaited = state.checkpoints.awaited
     changes: dict[str, object] = {"gave_up": awaited.lookup.newest if awaited is not None else -1}
     if awaited is not None and awaited.lookup.lacks_stored:
-        changes |= _without_storage(state, state.generation + 1)
+        changes |= without_stored(state, state.generation + 1, place=None)
     return state.replace(checkpoints=state.checkpoints.replace(**changes))
 
 
@@ -214,7 +214,8 @@ def lose(
         return state
     step = -1 if restored.source is RestoreSource.NOTHING else restored.step
     if lookup.lacks_stored and (lookup.stored or -1) > step:
-        state = state.replace(checkpoints=state.checkpoints.replace(**_without_storage(state, event.generation)))
+        changes = without_stored(state, event.generation, place=restored.place)
+        state = state.replace(checkpoints=state.checkpoints.replace(**changes))
     given_up = -1 if state.checkpoints.gave_up is None else state.checkpoints.gave_up
     newest = max(lookup.newest, given_up, _reached(state) if step < 0 and is_known else -1)
     if newest <= max(step, 0) or _is_recorded(state, event.generation):
@@ -280,16 +281,33 @@ def _until(awaited: AwaitedState, job: JobSpec) -> datetime:
     return awaited.since + timeout + awaited.excused
 
 
-def _without_storage(state: RoleInJob, generation: int) -> dict[str, object]:
-    """Changes by which nothing that is stored so far counts, or is deleted, from a generation on."""
-    return {
-        "stored": {},
-        "durable": None,
-        "loaded": None,
-        "failed_at": -1,
-        "inherited": (),
-        "kept_before": max(state.checkpoints.kept_before, generation),
+def without_stored(state: RoleInJob, generation: int, *, place: str | None) -> dict[str, object]:
+    """Changes by which nothing that is stored so far counts, or is deleted, from a generation on.
+
+    Args:
+        state: The role.
+        generation: The generation.
+        place: The place of the checkpointer that continues without it; None for all. The states of the others are
+            still there.
+    """
+    known = state.checkpoints
+    if state.behavior < Behavior.RELEASE_0_4:
+        place = None
+    of_all = place is None
+    changes: dict[str, object] = {
+        "stored": {} if of_all else {other: one for other, one in known.stored.items() if other != place},
+        "inherited": () if of_all else tuple(one for one in known.inherited if one.place != place),
     }
+    if of_all:
+        changes["kept_before"] = max(known.kept_before, generation)
+    else:
+        others = [(other, one) for other, one in known.kept_of.items() if other != place]
+        changes["kept_of"] = dict([*others, (place, generation)][-_PLACES:])
+    if of_all or (known.durable is not None and known.durable.checkpoint.place == place):
+        changes["durable"] = None
+    if of_all or known.loaded is None or known.loaded.checkpoint.place == place:
+        changes |= {"loaded": None, "failed_at": -1}
+    return changes
 
 
 def _record(

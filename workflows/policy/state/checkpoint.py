@@ -137,7 +137,9 @@ class CheckpointState(Message):
     inherited: tuple[CheckpointRef, ...] = ()
     """The newest one of another run from which this run has continued, for each place in the storage."""
     kept_before: int = 0
-    """As in `Commit`."""
+    """As in `Commit`, of all places."""
+    kept_of: dict[str, int] = Field(default={})
+    """The same of single places."""
     stored: dict[str, CheckpointRef] = Field(default={})
     """The newest checkpoint that is known to be in the storage, by its place: of this run, or the one of another run
     from which it continued."""
