@@ -31,7 +31,7 @@ from kubernetes.aio.utils import on_retry_after_error
 from perdure.base.backoff import Backoff
 from perdure.base.kubernetes_credentials import Credentials
 from perdure.base.kubernetes_errors import Absent, KubernetesError, error_of
-from perdure.base.nested_json import read_json
+from perdure.base.nested_json import read_json_aside
 
 logger = logging.getLogger(__name__)
 
@@ -364,7 +364,7 @@ class KubernetesApi:
         contact(None)
         try:
             async for line in _lines(response):
-                event = read_json(line)
+                event = await read_json_aside(line)
                 if event["type"] == "ERROR":
                     raise error_of(event["object"])
                 contact(None)
@@ -384,7 +384,7 @@ class KubernetesApi:
     ) -> Object:
         async def once() -> Object:
             response = await self._send(method, path, query or {}, content, content_type=content_type)
-            return read_json(await response.read())
+            return await read_json_aside(await response.read())
 
         def again(error: Exception) -> bool:
             if isinstance(error, KubernetesError):
