@@ -390,7 +390,9 @@ class KubernetesApi:
             if isinstance(error, KubernetesError):
                 # Quotas count each creation in an object of their own, and many at once conflict there.
                 conflicts = method == "POST" and error.reason == "Conflict"
-                return error.transient or conflicts or (error.unauthorized and insist)
+                # Credentials that have expired, as those of a program do within minutes, have been renewed by then.
+                expired = error.status == 401
+                return error.transient or conflicts or expired or (error.unauthorized and insist)
             return isinstance(error, TRANSIENT)
 
         async def pause(seconds: float) -> None:
