@@ -231,13 +231,14 @@ class KubernetesApi:
         except Absent:
             return None
 
-    async def delete(self, path: str, *, grace: int | None = None, uid: str = "") -> Object | None:
+    async def delete(self, path: str, *, grace: int | None = None, uid: str = "", insist: bool = True) -> Object | None:
         """Requests the object's deletion. Returns the server's response; None if the object does not exist.
 
         Args:
             path: the object's.
             grace: seconds for a pod's processes to end; None for the pod's own setting.
             uid: the object's uid, to keep an object that was created again under its name.
+            insist: as in `patch`.
 
         Raises:
             KubernetesError: if it is refused; 409 where the object is another one.
@@ -248,7 +249,7 @@ class KubernetesApi:
         if uid:
             content["preconditions"] = {"uid": uid}
         try:
-            return await self._request("DELETE", path, content=content)
+            return await self._request("DELETE", path, content=content, insist=insist)
         except Absent:
             return None
 
