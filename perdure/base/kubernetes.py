@@ -262,7 +262,8 @@ class KubernetesApi:
         reduce: Callable[[Object], Object] | None = None,
         on_contact: Callable[[Exception | None], None] | None = None,
     ) -> AsyncGenerator[Change]:
-        """Yields all objects, then every change, across outages of the server and expired versions.
+        """Yields all objects, then every change, across outages of the server, expired versions and its return to an
+        earlier state.
 
         Args:
             path: The collection.
@@ -284,7 +285,7 @@ class KubernetesApi:
         loop = asyncio.get_running_loop()
         refused_since: float | None = None
         while True:
-            watching = bool(version)
+            watching, heard = bool(version), False
             began = loop.time()
             try:
                 if not watching:
@@ -295,7 +296,7 @@ class KubernetesApi:
                 began = loop.time()
                 async with contextlib.aclosing(self._watch(path, query, version, contact)) as events:
                     async for kind, thing in events:
-                        version = thing["metadata"]["resourceVersion"]
+                        version, heard = thing["metadata"]["resourceVersion"], True
                         refused_since = None
                         backoff.reset()
                         if kind == "DELETED":
@@ -306,9 +307,9 @@ class KubernetesApi:
                     # A server, or a proxy before it, that ends watches at once would be asked again without end.
                     await asyncio.sleep(backoff.next_pause(ran=ran))
             except KubernetesError as error:
-                if error.status == 410:
-                    # The server no longer has the changes since this version: list again.
-                    logger.info("%s: version %s has expired, listing again", path, version)
+                if error.lacks_version:
+                    # The server does not have the changes since this version: list again.
+                    logger.info("%s: version %s is gone, listing again: %s", path, version, error)
                     version = ""
                     if (ran := loop.time() - began) < _SHORT_WATCH:
                         # A server that is behind the one that has answered the list would be asked without end.
@@ -325,6 +326,10 @@ class KubernetesApi:
                     contact(error)
                     await _pause(backoff, path, error)
             except TRANSIENT as error:
+                if isinstance(error, aiohttp.SocketTimeoutError) and not heard:
+                    # Not even that nothing has changed: a server that was set back to a backup tells nothing before it
+                    # comes to this version again.
+                    version = ""
                 contact(error)
                 await _pause(backoff, path, error)
 
