@@ -10,6 +10,7 @@ from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from perdure.agent.checkpoint.storage import Storage
+from perdure.contract.checkpoints import CheckpointRef
 
 _WITHIN = 60.0
 """Seconds in which the storage must answer one call, or give the next piece of a file."""
@@ -59,6 +60,10 @@ class AnsweringStorage(Storage):
     def sizes(self, folder: str) -> dict[str, int | None]:
         sizes = super().sizes
         return self._within(folder, lambda: sizes(folder))
+
+    def is_committed(self, saved: CheckpointRef) -> bool:
+        is_committed = super().is_committed
+        return self._within(saved.folder, lambda: is_committed(saved))
 
     def _within(self, path: str, call: Callable[[], T]) -> T:
         """Calls the storage in a thread of its own.

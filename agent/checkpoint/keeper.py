@@ -27,6 +27,7 @@ from perdure.agent.checkpoint.reads import CheckedReads
 from perdure.agent.checkpoint.records import FileRecord, NodeFiles, damage
 from perdure.agent.checkpoint.restore_reports import read_held, read_number, read_report, read_use
 from perdure.agent.checkpoint.retention import Retention
+from perdure.agent.checkpoint.stalled_writes import StalledWrites
 from perdure.agent.checkpoint.storage import Storage
 from perdure.agent.checkpoint.upload_state import UploadState, UploadStateFile
 from perdure.agent.checkpoint.watched import WatchedFiles
@@ -119,7 +120,7 @@ class CheckpointService:
                 give_up=self._give_up_commit,
             )
             url = self._storage.url if config.awaits_state else ""
-            self._watched = WatchedFiles(self._storage, config.node, keep_last=spec.keep_last, url=url)
+            self._watched = WatchedFiles(self._answering, config.node, keep_last=spec.keep_last, url=url)
         elif spec is not None:
             self._peers = PeerCopies(config)
             self._watched = WatchedOnNodes(self._peers, config, keep_last=spec.keep_last)
@@ -235,7 +236,7 @@ class CheckpointService:
             case "store":
                 return self._store(storage, request, files)
             case "await":
-                return self._await(storage, request)
+                return self._await(answering, request)
             case "failed":
                 return self._failed(request)
             case "unusable":
@@ -303,8 +304,9 @@ class CheckpointService:
             self._reads.forget()
         return {}
 
-    def _await(self, storage: Storage, request: Json) -> Json:
+    def _await(self, storage: AnsweringStorage, request: Json) -> Json:
         """Answers whether a checkpoint is committed, as soon as that is known."""
+        unknown = ""
         saved = CheckpointRef.parse(str(request["folder"]))
         with self._changed:
             progress = self._of(saved.folder)
@@ -313,8 +315,12 @@ class CheckpointService:
             )
         if not progress.committed and not progress.given_up:
             # Another node's agent may have committed it, or this node's before it was started again.
-            progress.committed = storage.is_committed(saved)
-        return {"committed": progress.committed, "given_up": progress.given_up, "delayed_by": progress.problem}
+            try:
+                progress.committed = storage.is_committed(saved)
+            except OSError as error:
+                unknown = str(error)
+        delayed_by = progress.problem or unknown
+        return {"committed": progress.committed, "given_up": progress.given_up, "delayed_by": delayed_by}
 
     def _failed(self, request: Json) -> Json:
         """Reports that the ranks could not store a checkpoint together."""
@@ -361,9 +367,14 @@ class CheckpointService:
         """Stores a part, again and again for some minutes."""
         part.verify()
         until, pause = time.monotonic() + _TRIES_WITHIN, _FIRST_PAUSE
+        hangs = (
+            f"{storage.url} hangs: it takes nothing of what is stored. See on this node whether its server is reached"
+        )
         while True:
+            writes = StalledWrites(lambda: self._fail(saved, hangs, final=False))
             try:
-                self._write(storage, saved, part)
+                with writes.watching():
+                    self._write(storage, saved, part, writes)
                 return
             except SnapshotChanged:
                 raise
@@ -377,12 +388,12 @@ class CheckpointService:
                 time.sleep(pause)
                 pause = min(2 * pause, _LONGEST_PAUSE)
 
-    def _write(self, storage: Storage, saved: CheckpointRef, part: Part) -> None:
+    def _write(self, storage: Storage, saved: CheckpointRef, part: Part, writes: StalledWrites) -> None:
         request, records = part.request, dict[str, FileRecord]()
         if part.has_metadata:
-            size, checksum = storage.write(f"{saved.folder}/{names.UNCOMMITTED}", part.metadata())
+            size, checksum = storage.write(f"{saved.folder}/{names.UNCOMMITTED}", writes.noted(part.metadata()))
             records[names.METADATA] = FileRecord(size=size, checksum=checksum)
-        size, checksum = storage.write(f"{saved.folder}/{request.name}", part.content())
+        size, checksum = storage.write(f"{saved.folder}/{request.name}", writes.noted(part.content()))
         records[request.name] = FileRecord(size=size, checksum=checksum)
         with self._changed:
             progress = self._of(saved.folder)

@@ -23,9 +23,9 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise, takewhile
-from typing import Any, Final, Protocol
+from typing import Annotated, Any, Final, Protocol
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter
 
 from perdure.agent.checkpoint.saved_names import SavedName, parse
 from perdure.agent.checkpoint.storage import LARGEST_RECORD
@@ -41,6 +41,7 @@ _MANIFEST: Final = "manifest.json"
 _FILES: Final = "files"
 _VERSION = re.compile(r"(\d{8,18})-([A-Za-z0-9]{1,64})-(\d{1,9})")
 _LONGEST_PATH = 1024
+_LARGEST: Final = 2**63 - 1
 _AT_ONCE = 1 << 22
 _SAME_SAVE = 60 * 10**9
 """Nanoseconds between the ends of two parts of one save, at most."""
@@ -73,15 +74,26 @@ class Files(Protocol):
     def remove(self, folder: str, *, first: str) -> None: ...
 
 
+def check_path(text: str) -> str:
+    """Returns the path of a file in the watched folder.
+
+    Raises:
+        ValueError: if it leads out of the folder.
+    """
+    if len(text) > _LONGEST_PATH or "\0" in text or any(part in ("", ".", "..") for part in text.split("/")):
+        raise ValueError(f"path: expected names separated by '/', found {text[:120]!r}")
+    return text
+
+
 class WatchedFile(BaseModel):
-    """One file of a version."""
+    """One file of a version. The place that keeps it, such as another node, may say anything of it."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
-    path: str = Field(max_length=_LONGEST_PATH)
-    """Relative to the watched folder."""
-    size: int = Field(ge=0)
-    modified: int = Field(ge=0)
+    path: Annotated[str, AfterValidator(check_path)]
+    """Relative to the watched folder, and within it."""
+    size: int = Field(ge=0, le=_LARGEST)
+    modified: int = Field(ge=0, le=_LARGEST)
     """The time of its last change, in nanoseconds since the epoch."""
     checksum: int = 0
     """CRC-32."""
@@ -212,7 +224,6 @@ class WatchedFiles:
         return {"version": version}
 
     def _put(self, version: str, wanted: WatchedFile, files: Sequence[int]) -> Json:
-        check_path(wanted.path)
         if len(files) != 1 or not stat.S_ISREG(os.fstat(files[0]).st_mode):
             raise ValueError("expected one regular file with the request")
         stored = self._files_of(version)
@@ -394,17 +405,6 @@ def kept_versions(versions: Mapping[Version, Sequence[WatchedFile]], *, keep_las
         complete = [name for name in sets if name not in _incomplete_of(sets)][:keep_last]
         kept |= {part.version for name in complete for part in sets[name].values()}
     return kept
-
-
-def check_path(text: str) -> str:
-    """Returns the path of a file in the watched folder.
-
-    Raises:
-        ValueError: if it leads out of the folder.
-    """
-    if len(text) > _LONGEST_PATH or "\0" in text or any(part in ("", ".", "..") for part in text.split("/")):
-        raise ValueError(f"path: expected names separated by '/', found {text[:120]!r}")
-    return text
 
 
 def _entries(versions: Mapping[Version, Sequence[WatchedFile]]) -> list[ChosenEntry]:

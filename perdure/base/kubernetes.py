@@ -31,7 +31,7 @@ from kubernetes.aio.utils import on_retry_after_error
 from perdure.base.backoff import Backoff
 from perdure.base.kubernetes_credentials import Credentials
 from perdure.base.kubernetes_errors import Absent, KubernetesError, error_of
-from perdure.base.nested_json import read_json
+from perdure.base.nested_json import read_json_aside
 
 logger = logging.getLogger(__name__)
 
@@ -231,13 +231,14 @@ class KubernetesApi:
         except Absent:
             return None
 
-    async def delete(self, path: str, *, grace: int | None = None, uid: str = "") -> Object | None:
+    async def delete(self, path: str, *, grace: int | None = None, uid: str = "", insist: bool = True) -> Object | None:
         """Requests the object's deletion. Returns the server's response; None if the object does not exist.
 
         Args:
             path: the object's.
             grace: seconds for a pod's processes to end; None for the pod's own setting.
             uid: the object's uid, to keep an object that was created again under its name.
+            insist: as in `patch`.
 
         Raises:
             KubernetesError: if it is refused; 409 where the object is another one.
@@ -248,7 +249,7 @@ class KubernetesApi:
         if uid:
             content["preconditions"] = {"uid": uid}
         try:
-            return await self._request("DELETE", path, content=content)
+            return await self._request("DELETE", path, content=content, insist=insist)
         except Absent:
             return None
 
@@ -261,7 +262,8 @@ class KubernetesApi:
         reduce: Callable[[Object], Object] | None = None,
         on_contact: Callable[[Exception | None], None] | None = None,
     ) -> AsyncGenerator[Change]:
-        """Yields all objects, then every change, across outages of the server and expired versions.
+        """Yields all objects, then every change, across outages of the server, expired versions and its return to an
+        earlier state.
 
         Args:
             path: The collection.
@@ -283,7 +285,7 @@ class KubernetesApi:
         loop = asyncio.get_running_loop()
         refused_since: float | None = None
         while True:
-            watching = bool(version)
+            watching, heard = bool(version), False
             began = loop.time()
             try:
                 if not watching:
@@ -294,7 +296,7 @@ class KubernetesApi:
                 began = loop.time()
                 async with contextlib.aclosing(self._watch(path, query, version, contact)) as events:
                     async for kind, thing in events:
-                        version = thing["metadata"]["resourceVersion"]
+                        version, heard = thing["metadata"]["resourceVersion"], True
                         refused_since = None
                         backoff.reset()
                         if kind == "DELETED":
@@ -305,9 +307,9 @@ class KubernetesApi:
                     # A server, or a proxy before it, that ends watches at once would be asked again without end.
                     await asyncio.sleep(backoff.next_pause(ran=ran))
             except KubernetesError as error:
-                if error.status == 410:
-                    # The server no longer has the changes since this version: list again.
-                    logger.info("%s: version %s has expired, listing again", path, version)
+                if error.lacks_version:
+                    # The server does not have the changes since this version: list again.
+                    logger.info("%s: version %s is gone, listing again: %s", path, version, error)
                     version = ""
                     if (ran := loop.time() - began) < _SHORT_WATCH:
                         # A server that is behind the one that has answered the list would be asked without end.
@@ -324,6 +326,10 @@ class KubernetesApi:
                     contact(error)
                     await _pause(backoff, path, error)
             except TRANSIENT as error:
+                if isinstance(error, aiohttp.SocketTimeoutError) and not heard:
+                    # Not even that nothing has changed: a server that was set back to a backup tells nothing before it
+                    # comes to this version again.
+                    version = ""
                 contact(error)
                 await _pause(backoff, path, error)
 
@@ -364,7 +370,7 @@ class KubernetesApi:
         contact(None)
         try:
             async for line in _lines(response):
-                event = read_json(line)
+                event = await read_json_aside(line)
                 if event["type"] == "ERROR":
                     raise error_of(event["object"])
                 contact(None)
@@ -384,13 +390,15 @@ class KubernetesApi:
     ) -> Object:
         async def once() -> Object:
             response = await self._send(method, path, query or {}, content, content_type=content_type)
-            return read_json(await response.read())
+            return await read_json_aside(await response.read())
 
         def again(error: Exception) -> bool:
             if isinstance(error, KubernetesError):
                 # Quotas count each creation in an object of their own, and many at once conflict there.
                 conflicts = method == "POST" and error.reason == "Conflict"
-                return error.transient or conflicts or (error.unauthorized and insist)
+                # Credentials that have expired, as those of a program do within minutes, have been renewed by then.
+                expired = error.status == 401
+                return error.transient or conflicts or expired or (error.unauthorized and insist)
             return isinstance(error, TRANSIENT)
 
         async def pause(seconds: float) -> None:

@@ -37,6 +37,13 @@ class KubernetesError(Exception):
         return self.status == 429 or self.status >= 500
 
     @property
+    def lacks_version(self) -> bool:
+        """Whether the server does not have the version of a collection that is to be watched from: it has forgotten
+        it, or was set back to a backup from before it."""
+        too_large = "ResourceVersionTooLarge" in self.causes or "Too large resource version" in self.message
+        return self.status == 410 or (self.status == 504 and too_large)
+
+    @property
     def invalid(self) -> bool:
         """Whether the object is wrong by itself: no rule, quota or permission of the cluster must change for this
         answer, only the object. Admission policies and webhooks may answer with the same statuses: policies name no

@@ -6,6 +6,7 @@ list of such objects has to be read for the sake of the others.
 
 from __future__ import annotations
 
+import asyncio
 import re
 from typing import Any
 
@@ -27,6 +28,15 @@ def read_json(content: bytes) -> Any:
         return from_json(content)
     except ValueError:
         return from_json(_cut(content))
+
+
+async def read_json_aside(content: bytes) -> Any:
+    """Does the same in an event loop, which what is nested too deep does not hold up: to cut it takes a second for each
+    ten megabytes, and a user may change such an object as often as the API server lets them."""
+    try:
+        return from_json(content)
+    except ValueError:
+        return from_json(await asyncio.to_thread(_cut, content))
 
 
 def _cut(content: bytes) -> bytes:

@@ -73,6 +73,8 @@ class MemoryProblem(Vocabulary):
     """It has no snapshot of that rank."""
     DAMAGED = "DAMAGED"
     """The bytes are not the ones that were written."""
+    UNREADABLE = "UNREADABLE"
+    """It could not be read, as without a free file descriptor."""
     OTHER_WORLD_SIZE = "OTHER_WORLD_SIZE"
     """It is a part of the state of a world of another size."""
     NOT_COMMON = "NOT_COMMON"

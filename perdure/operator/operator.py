@@ -139,7 +139,7 @@ class Operator:
     def _take(self, change: Change, namespace: str) -> None:
         match change:
             case Listed(objects):
-                gone = self._known_in(namespace) - {self._see(thing) for thing in objects}
+                gone = self._known_in(namespace) - {self._see(thing, listed=True) for thing in objects}
                 for uid in gone:
                     self._forget(uid)
             case Changed(thing):
@@ -151,7 +151,7 @@ class Operator:
         known = self._resources.items()
         return {uid for uid, one in known if namespace in (EVERYWHERE, one.metadata.namespace)}
 
-    def _see(self, thing: dict[str, Any]) -> str:
+    def _see(self, thing: dict[str, Any], *, listed: bool = False) -> str:
         metadata = thing["metadata"]
         uid: str = metadata["uid"]
         try:
@@ -161,20 +161,21 @@ class Operator:
             logger.error("%s/%s cannot be read: %s", metadata.get("namespace"), metadata.get("name"), error)
             return uid
         if uid in self._resources:
-            self._know(resource)
+            self._know(resource, listed=listed)
         else:
             self._resources[uid] = resource
             self._queue.plan(uid)
         return uid
 
-    def _know(self, resource: TrainingJobResource) -> None:
-        """Takes an object from the watch or from the answer to a reconcile, unless a newer one is known.
+    def _know(self, resource: TrainingJobResource, *, listed: bool = False) -> None:
+        """Takes an object from the watch or from the answer to a reconcile, unless a newer one is known; from a list in
+        any case, since an API server may be set back to a backup. A watch that follows has what the list lacks.
 
         The operator's own writes are not news, but the answer may hold a change that the watch has not delivered yet.
         """
         uid = resource.metadata.uid
         before = self._resources[uid]
-        if resource.metadata.version < before.metadata.version:
+        if resource.metadata.version < before.metadata.version and not listed:
             return
         self._resources[uid] = resource
         lost_finalizer = FINALIZER in before.metadata.finalizers and FINALIZER not in resource.metadata.finalizers

@@ -292,9 +292,7 @@ class Reconciler:
             return Looked(resource=resource, again=SOON)
         left = _time_left(resource)
         if left is not None and left <= 0:
-            logger.info("%s: its object is deleted, because its ttl_after_finished has elapsed", resource.workflow_id)
-            await self._api.delete(resource.path, uid=resource.metadata.uid)
-            return Looked(resource=resource)
+            return await self._delete(resource)
         if resource.status.observed_generation == resource.metadata.generation:
             return Looked(resource=resource, again=left)
         text = (
@@ -302,6 +300,21 @@ class Reconciler:
             "delete the object to apply it again"
         )
         return await self._refuse(resource, "Ended", text, again=left)
+
+    async def _delete(self, resource: TrainingJobResource) -> Looked:
+        """Deletes an object whose time has elapsed; shows there who does not let the operator do it."""
+        try:
+            await self._api.delete(resource.path, uid=resource.metadata.uid, insist=False)
+        except KubernetesError as error:
+            if not error.denied:
+                raise
+            text = (
+                f"ttl_after_finished has elapsed, and the operator may not delete the object: {error}. Delete it "
+                "yourself, or have an administrator change that"
+            )
+            return await self._refuse(resource, "NotDeleted", text, again=RETRY)
+        logger.info("%s: its object is deleted, because its ttl_after_finished has elapsed", resource.workflow_id)
+        return Looked(resource=resource)
 
     async def _refuse(
         self, resource: TrainingJobResource, reason: str, message: str, *, again: float | None = None

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import hmac
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from enum import Enum
 from typing import NamedTuple, Protocol
 
 from aiohttp import web
 
-from perdure.base.errors import Refused
+from perdure.base.errors import PerdureError, Refused
+
+_AT_ONCE = 16
+"""Rights of a user that are looked up at a time: where the API server is away, each takes seconds."""
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -42,6 +46,10 @@ class Right(Enum):
     def __str__(self) -> str:
         resource = f"{self.resource}/{self.subresource}" if self.subresource else self.resource
         return f"{self.verb} {resource}{f'.{self.group}' if self.group else ''}"
+
+
+class ApiAway(PerdureError):
+    """The API server, which knows users and their rights, does not answer."""
 
 
 class NotAllowed(Refused):
@@ -107,8 +115,38 @@ async def require(request: web.Request, right: Right, namespace: str) -> None:
 
 
 async def allowed(visit: Visit, right: Right, namespaces: Iterable[str]) -> frozenset[str]:
-    """Those of some namespaces in which the user has the right."""
-    return frozenset([one for one in set(namespaces) if await visit.may(right, one)])
+    """Those of some namespaces in which the user has the right, as far as that can be said.
+
+    Raises:
+        ApiAway: if it can be said of none.
+    """
+    asked = [(right, one) for one in set(namespaces)]
+    answers = await _answers(visit, asked)
+    unknown = next((one for one in answers if isinstance(one, ApiAway)), None)
+    if unknown is not None and True not in answers:
+        raise unknown
+    return frozenset(namespace for (_, namespace), answer in zip(asked, answers, strict=True) if answer is True)
+
+
+async def held(visit: Visit, rights: Iterable[Right], namespace: str) -> frozenset[Right]:
+    """Those of some rights that the user is known to have in a namespace."""
+    asked = [(right, namespace) for right in set(rights)]
+    answers = await _answers(visit, asked)
+    return frozenset(right for (right, _), answer in zip(asked, answers, strict=True) if answer is True)
+
+
+async def _answers(visit: Visit, asked: Sequence[tuple[Right, str]]) -> list[bool | ApiAway]:
+    """Whether the user has each right; why that cannot be said."""
+    slots = asyncio.Semaphore(_AT_ONCE)
+
+    async def answer(right: Right, namespace: str) -> bool | ApiAway:
+        async with slots:
+            try:
+                return await visit.may(right, namespace)
+            except ApiAway as error:
+                return error
+
+    return await asyncio.gather(*(answer(*one) for one in asked))
 
 
 def derived(secret: str, purpose: str) -> str:

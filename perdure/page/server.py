@@ -30,7 +30,7 @@ from perdure.client.views import FINAL_PHASES, nodes_of_ranks
 from perdure.contract import JobPhase
 from perdure.contract.names import job_workflow_id
 from perdure.page import render
-from perdure.page.access import VISIT, NotAllowed, Right, allowed, require
+from perdure.page.access import VISIT, NotAllowed, Right, allowed, held, require
 from perdure.page.actions import ACTIONS, FIELDS, GOAL, Action
 from perdure.page.answers import PREFIX, html, message, send_lines, send_parts, show_errors
 from perdure.page.archived import Archive
@@ -179,8 +179,9 @@ class Pages:
         namespace, name = await self._readable(request)
         look, parts = await self._feed(namespace, name).newest()
         actions = [] if self._read_only else _actions(look)
-        rights = dict.fromkeys([Right.LOGS, *(one.right for one in actions)])
-        may = {right: await request[VISIT].may(right, namespace) for right in rights}
+        rights: dict[Right, None] = dict.fromkeys((Right.LOGS, *(one.right for one in actions)))
+        has = await held(request[VISIT], rights, namespace)
+        may = {right: right in has for right in rights}
         return html(
             request,
             "job.html",

@@ -19,13 +19,12 @@ from urllib.parse import unquote
 import aiohttp
 from aiohttp import web
 
-from perdure.base.errors import PerdureError
 from perdure.base.kubernetes import KubernetesApi
 from perdure.base.kubernetes_errors import KubernetesError
 from perdure.gateway.limits import NEWCOMERS, Limits, TooMany, network_of
 from perdure.gateway.lru_cache import LruCache
 from perdure.page import render
-from perdure.page.access import VISIT, Handler, Right, derived, require_own_form
+from perdure.page.access import VISIT, ApiAway, Handler, Right, derived, require_own_form
 from perdure.page.answers import PREFIX, root_of
 
 AUDIENCE: Final = "perdure-page"
@@ -39,16 +38,14 @@ _FRESH_SECONDS: Final = 60.0
 _REFUSED_SECONDS: Final = 5.0
 """The time for which a refusal holds: a right that was granted is used soon."""
 _STALE_SECONDS: Final = 3600.0
-"""The time for which it holds while the API server does not answer: jobs are looked at most when something is down."""
+"""The time for which what was granted holds while the API server does not answer: jobs are looked at most when
+something is down. A refusal does not: the right may have been granted since, and the user would be told to ask for
+it."""
 _PATIENCE_SECONDS: Final = 2.0
 _REMEMBERED: Final = 10_000
 
 KeyT = TypeVar("KeyT")
 ValueT = TypeVar("ValueT")
-
-
-class ApiAway(PerdureError):
-    """The API server, which knows users and their rights, does not answer."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +94,7 @@ class _Answers(Generic[KeyT, ValueT]):
             async with asyncio.timeout(_PATIENCE_SECONDS if found else None):
                 value = await asyncio.shield(self._started(key))
         except (KubernetesError, aiohttp.ClientError, TimeoutError, OSError) as error:
-            if found and time.monotonic() - found[0] < _STALE_SECONDS:
+            if found and found[1] and time.monotonic() - found[0] < _STALE_SECONDS:
                 return found[1]
             raise ApiAway(
                 f"the API server does not say who may see this: {error or type(error).__name__}",

@@ -8,6 +8,7 @@ import logging
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from torch.distributed import PrefixStore, Store
@@ -15,11 +16,11 @@ from torch.distributed import PrefixStore, Store
 from perdure_training.checkpoint.direct import MORE_MEMORY
 from perdure_training.checkpoint.other_states import OtherStates
 from perdure_training.checkpoint.slots import Slots
-from perdure_training.checkpoint.verification import is_left_intact
+from perdure_training.checkpoint.verification import problem_of
 from perdure_training.checkpoint.world import RankIdentity
 from perdure_training.snapshots.agreement import Decision, Holding, decide
 from perdure_training.snapshots.arena import Arena, Header, NoRoom, Slot
-from perdure_training.snapshots.findings import Finding, Look, find_obstacles
+from perdure_training.snapshots.findings import DAMAGED, UNREADABLE, Finding, Look, find_obstacles
 
 logger = logging.getLogger(__name__)
 
@@ -94,13 +95,14 @@ def agree_on_step(
     obstacles: list[Finding] = []
     complete: int | None = None
     seen: int | None = None
-    damaged: list[tuple[int, int]] = []
+    lost: dict[str, list[tuple[int, int]]] = {DAMAGED: [], UNREADABLE: []}
+    passed_over: set[Path] = set()
     full = False
     for attempt in itertools.count():
-        found = _assigned_snapshots(own, arena)
+        found = [one for one in _assigned_snapshots(own, arena) if one[0].path not in passed_over]
         holdings = [Holding.of(header).fields() for _, header in found]
         report = {"holdings": holdings, "full": full, "made": last_made, "complete": last_complete}
-        report |= {"node": own.node, "origin": own.memory_origin, "damaged": damaged}
+        report |= {"node": own.node, "origin": own.memory_origin, **lost}
         if others is not None:
             report |= {"others": others.report(lambda arena: [header for _, header in _assigned_snapshots(own, arena)])}
         gathered = _gather(own, store, f"held/{attempt}", json.dumps(report))
@@ -146,9 +148,12 @@ def agree_on_step(
             needed.add(_spoken_for(own.rank, chosen))
         needed |= {rank for rank, holder in holders.items() if holder == own.rank}
         # Parts of a former world's snapshots are read on every node that has them.
-        lost = [rank for rank in sorted(chosen if holders else needed) if not is_left_intact(chosen[rank])]
-        damaged += [(rank, decision.step) for rank in lost if decision.step is not None]
-        ready = needed.isdisjoint(lost)
+        problems = {rank: problem_of(chosen[rank]) for rank in sorted(chosen if holders else needed)}
+        for rank, problem in problems.items():
+            if problem and decision.step is not None:
+                lost[problem].append((rank, decision.step))
+                passed_over.add(chosen[rank].path)
+        ready = not any(problems[rank] for rank in needed)
         room: Slot | None = None
         if ready and own.rank in sources:
             room = _make_room(own, slots, decision.size)
@@ -189,8 +194,11 @@ def _newest_complete(
 
 def _look(report: Mapping[str, Any], holdings: Sequence[Holding]) -> Look:
     """What a rank found, which may have the library of an older release."""
-    damaged = [(int(rank), int(step)) for rank, step in report.get("damaged", ())]
-    return Look(node=report.get("node"), origin=report.get("origin", ""), holdings=holdings, damaged=damaged)
+    damaged, unreadable = (
+        [(int(rank), int(step)) for rank, step in report.get(problem, ())] for problem in (DAMAGED, UNREADABLE)
+    )
+    node, origin = report.get("node"), report.get("origin", "")
+    return Look(node=node, origin=origin, holdings=holdings, damaged=damaged, unreadable=unreadable)
 
 
 def _make_room(own: RankIdentity, slots: Slots, size: int) -> Slot | None:

@@ -16,6 +16,7 @@ import zlib
 import torch
 
 from perdure_training.snapshots.arena import Header, Slot, crc32
+from perdure_training.snapshots.findings import DAMAGED, UNREADABLE
 
 logger = logging.getLogger(__name__)
 
@@ -60,18 +61,26 @@ def verified_crc32(content: memoryview, header: Header) -> int:
 
 
 def is_intact(slot: Slot, header: Header) -> bool:
-    """Whether a snapshot's bytes are the ones that were written."""
+    """Whether a snapshot's bytes are the ones that were written.
+
+    Raises:
+        OSError: if they cannot be read.
+    """
+    return fingerprint(slot.read()) == header.checksum
+
+
+def problem_of(slot: Slot) -> str:
+    """Why a snapshot cannot be loaded: `DAMAGED`, and it is deleted, or `UNREADABLE`, as without a free descriptor, and
+    it stays for a later world. Empty if it is intact."""
+    if (header := slot.header()) is None:
+        return UNREADABLE
+    what = f"step {header.step} of rank {header.rank} in memory"
     try:
-        return fingerprint(slot.read()) == header.checksum
-    except OSError:
-        return False
-
-
-def is_left_intact(slot: Slot) -> bool:
-    """Whether a snapshot is intact; deletes it otherwise."""
-    header = slot.header()
-    if header is None or is_intact(slot, header):
-        return header is not None
-    logger.warning("perdure: step %d of rank %d in memory is damaged, and is not loaded", header.step, header.rank)
+        if is_intact(slot, header):
+            return ""
+    except OSError as error:
+        logger.warning("perdure: %s cannot be read, and is not loaded: %s", what, error)
+        return UNREADABLE
+    logger.warning("perdure: %s is damaged, and is not loaded", what)
     slot.clear()
-    return False
+    return DAMAGED

@@ -40,8 +40,14 @@ _INTRODUCTION = 5.0
 """Seconds within which a new connection must ask."""
 _SILENCE = 30.0
 """Seconds without a byte, in the middle of a copy, after which a connection is given up."""
+_SLOWEST = 1 << 25
+"""Bytes a second for which a receiver takes memory and computes the checksum, at least: its threads come after the
+training. A sender waits for each answer so much longer."""
+_LONGEST_ANSWER = 3600.0
 _PIECE = 1 << 22
-"""Bytes read at once."""
+"""Bytes sent or read at once."""
+_KEPT_ALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 15, "TCP_KEEPCNT": 4}
+"""Has a side notice within 90 s, instead of two hours, that the other machine is gone: a thread waits for it there."""
 
 
 class Refused(Exception):
@@ -115,7 +121,7 @@ class CopyReceiver:
 
     def _serve(self, connection: socket.socket, introduced: Callable[[], None]) -> None:
         with connection.makefile("rb", buffering=0) as incoming:
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            _keep_alive(connection)
             connection.settimeout(_INTRODUCTION)
             while (line := _read_line(incoming)) is not None:
                 connection.settimeout(_SILENCE)
@@ -196,26 +202,54 @@ class CopySender:
             header=header,
             crc32=crc32,
         )
+        line = json.dumps(asdict(request) | {"header": request.header.fields()}).encode() + b"\n"
+        patience = min(_SILENCE + header.size / _SLOWEST, _LONGEST_ANSWER)
         try:
-            if self._connection is None:
-                place = (self._address.host, self._address.port)
-                self._connection = socket.create_connection(place, timeout=_SILENCE)
-            with self._connection.makefile("rb", buffering=0) as incoming:
-                self._connection.sendall(
-                    json.dumps(asdict(request) | {"header": request.header.fields()}).encode() + b"\n"
-                )
-                if _expect_consent(incoming) != _HELD:
-                    self._connection.sendall(content)
+            connection, answer = self._request(line, patience)
+            with connection.makefile("rb", buffering=0) as incoming:
+                if answer != _HELD:
+                    # A timeout is for one call: all bytes may take longer.
+                    connection.settimeout(_SILENCE)
+                    for begin in range(0, header.size, _PIECE):
+                        connection.sendall(content[begin : begin + _PIECE])
+                    connection.settimeout(patience)
                 _expect_consent(incoming)
         except (OSError, Refused):
             self.close()
             raise
+
+    def _request(self, line: bytes, patience: float) -> tuple[socket.socket, str]:
+        """Sends a request; returns the connection and the answer. One that was lost since the last copy is replaced."""
+        if self._connection is not None:
+            try:
+                return self._connection, _ask(self._connection, line, patience)
+            except OSError as error:
+                if isinstance(error, TimeoutError) and error.errno is None:
+                    # It has not answered. One that was lost without a word has the system's number.
+                    raise
+                self.close()
+        self._connection = socket.create_connection((self._address.host, self._address.port), timeout=_SILENCE)
+        _keep_alive(self._connection)
+        return self._connection, _ask(self._connection, line, patience)
 
     def close(self) -> None:
         """Closes the connection; the next copy opens one again."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None
+
+
+def _keep_alive(connection: socket.socket) -> None:
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in _KEPT_ALIVE.items():
+        connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+def _ask(connection: socket.socket, line: bytes, patience: float) -> str:
+    connection.settimeout(patience)
+    connection.sendall(line)
+    with connection.makefile("rb", buffering=0) as incoming:
+        return _expect_consent(incoming)
 
 
 def _read_line(incoming: socket.SocketIO) -> bytes | None:

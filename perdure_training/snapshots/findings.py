@@ -19,6 +19,8 @@ MISSING = "missing"
 """The node has no snapshot of the rank."""
 DAMAGED = "damaged"
 """Its bytes are not the ones that were written."""
+UNREADABLE = "unreadable"
+"""It cannot be read now."""
 OTHER_WORLD_SIZE = "other_world_size"
 """It is one part of the state of a world of another size."""
 NOT_COMMON = "not_common"
@@ -40,6 +42,8 @@ class Look:
     holdings: Iterable[Holding] = ()
     damaged: Collection[tuple[int, int]] = ()
     """Snapshots that were found damaged, and are deleted: the rank whose state it was, and the step."""
+    unreadable: Collection[tuple[int, int]] = ()
+    """Those that could not be read."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +77,7 @@ def find_obstacles(
         full: The ranks that have no room for a snapshot from another rank.
         unsound: The saved states that are not loaded; None for none.
     """
-    damaged = {rank for look in looks.values() for rank, _ in look.damaged}
+    damaged = {rank for look in looks.values() for rank, _ in (*look.damaged, *look.unreadable)}
     if decision.step is not None:
         ranks = sorted(damaged)[:_MOST_RANKS]
         return [finding for rank in ranks for finding in _damages(looks.values(), rank)[:_MOST_NODES]]
@@ -92,7 +96,7 @@ def _nearest(looks: Iterable[Look], world_size: int) -> Collection[int]:
     ranks: dict[tuple[int, int], set[int]] = {}
     damaged: dict[int, set[int]] = {}
     for look in looks:
-        for rank, step in look.damaged:
+        for rank, step in (*look.damaged, *look.unreadable):
             damaged.setdefault(step, set()).add(rank)
         for one in look.holdings:
             if one.replicated:
@@ -129,13 +133,16 @@ def _of_rank(looks: Mapping[int, Look], rank: int, world_size: int, unsound: Uns
 
 
 def _damages(looks: Iterable[Look], rank: int) -> list[Finding]:
-    """The damaged snapshots of one rank's state, of each node."""
-    steps: dict[int | None, set[int]] = {}
+    """The snapshots of one rank's state that were damaged or could not be read, of each node."""
+    steps: dict[tuple[int | None, str], set[int]] = {}
     for look in looks:
-        for of, step in look.damaged:
-            if of == rank:
-                steps.setdefault(look.node, set()).add(step)
-    return [Finding(rank=rank, node=node, problem=DAMAGED, steps=_newest(some)) for node, some in steps.items()]
+        for problem, snapshots in ((DAMAGED, look.damaged), (UNREADABLE, look.unreadable)):
+            for of, step in snapshots:
+                if of == rank:
+                    steps.setdefault((look.node, problem), set()).add(step)
+    return [
+        Finding(rank=rank, node=node, problem=problem, steps=_newest(some)) for (node, problem), some in steps.items()
+    ]
 
 
 def _newest(steps: Iterable[int]) -> tuple[int, ...]:

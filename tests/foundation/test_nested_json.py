@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import threading
 
 import pytest
 
-from perdure.base.nested_json import DEEPEST, read_json
+from perdure.base import nested_json
+from perdure.base.nested_json import DEEPEST, read_json, read_json_aside
 
 
 def nested(depth: int, innermost: str = '"end"') -> str:
@@ -35,3 +37,19 @@ def test_what_is_too_deep_is_left_out_and_everything_else_is_read(depth: int):
 def test_what_is_no_json_is_refused(text: str):
     with pytest.raises(ValueError, match="line 1 column"):
         read_json(text.encode())
+
+
+async def test_what_is_too_deep_does_not_hold_up_an_event_loop(monkeypatch: pytest.MonkeyPatch):
+    threads: list[int] = []
+    cut = nested_json._cut
+
+    def noted(content: bytes) -> bytes:
+        threads.append(threading.get_ident())
+        return cut(content)
+
+    monkeypatch.setattr(nested_json, "_cut", noted)
+    text = nested(5_000).encode()
+    assert await read_json_aside(text) == read_json(text)
+    assert await read_json_aside(b"[1]") == [1]
+    assert len(threads) == 2
+    assert threads[0] != threading.get_ident() == threads[1]

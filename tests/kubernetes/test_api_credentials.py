@@ -141,6 +141,16 @@ async def test_a_token_that_expires_is_requested_again_once_for_all_requests(sit
     assert site.calls == 2
 
 
+async def test_a_token_that_expires_fails_no_request_that_insists_on_no_right(site: Site) -> None:
+    api = await KubernetesApi.connect(str(site.kubeconfig))
+    try:
+        site.accepted = "second"
+        site.offer("second")
+        assert await api.list(PODS, insist=False) == []
+    finally:
+        await api.close()
+
+
 async def test_a_refusal_of_good_credentials_starts_no_storm_of_programs(site: Site) -> None:
     api = await KubernetesApi.connect(str(site.kubeconfig))
     site.accepted = "none that the program has"

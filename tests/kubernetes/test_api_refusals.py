@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from importlib.metadata import version
 from typing import Any
 
+import aiohttp
 import pytest
 from aiohttp import web
 from kubernetes.aio.utils import Backoff
@@ -135,6 +136,38 @@ async def test_a_list_whose_version_has_always_expired_is_requested_again_after_
         for _ in range(4):
             assert await anext(changes) == Listed(())
         assert time.monotonic() - began >= 4 * 0.1
+
+
+@pytest.mark.parametrize("says", [True, False], ids=["refuses the watch", "tells nothing"])
+async def test_a_server_that_was_set_back_to_a_backup_is_listed_again(
+    says: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its versions begin below the one that is watched from."""
+    monkeypatch.setattr(api_module, "_WATCH_TIMEOUT", aiohttp.ClientTimeout(sock_read=0.1))
+    versions = ["100", "50"]
+    watched: list[str] = []
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        if not request.query.get("watch"):
+            found = {"metadata": {"name": f"at-{versions[0]}"}}
+            return web.json_response({"metadata": {"resourceVersion": versions.pop(0)}, "items": [found]})
+        watched.append(request.query["resourceVersion"])
+        if says and not versions:
+            await asyncio.Event().wait()
+        if says:
+            return refusal(504, "Timeout", "Timeout: Too large resource version: 100, current: 50")
+        response = web.StreamResponse()
+        await response.prepare(request)
+        if not versions:
+            event = {"type": "BOOKMARK", "object": {"metadata": {"resourceVersion": "50"}}}
+            await response.write(json.dumps(event).encode() + b"\n")
+        await asyncio.Event().wait()
+        return response
+
+    async with asyncio.timeout(DEADLINE / 4), played_api(answer) as api, aclosing(api.follow(PODS)) as changes:
+        for version_of_list in ("100", "50"):
+            assert await anext(changes) == Listed(({"metadata": {"name": f"at-{version_of_list}"}},))
+    assert watched == ["100"]
 
 
 async def test_a_watch_that_is_forbidden_for_good_ends_and_the_log_names_the_right_once(

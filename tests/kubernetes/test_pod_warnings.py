@@ -160,6 +160,18 @@ async def test_many_pods_cost_one_request() -> None:
     assert set(pods.asked) == {"involvedObject.kind=Pod"}
 
 
+async def test_one_refusal_does_not_hide_warnings_for_good(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An API server that starts refuses everything for a moment."""
+    monkeypatch.setattr(warnings, "REFUSED_AGAIN", 0.0)
+    pods = StartingPods(1)
+    pods.forbids = True
+    async with watched(pods) as told:
+        await asked_again(pods, 1)
+        pods.forbids = False
+        pods.happens("FailedMount", NO_VOLUME)
+        assert NO_VOLUME in (await told.get()).reason
+
+
 async def test_without_the_right_nothing_is_asked_again() -> None:
     pods = StartingPods(1)
     pods.forbids = True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import threading
@@ -69,6 +70,27 @@ def test_a_folder_that_cannot_be_restored_is_reported_until_it_is(
     # Not each of the tries.
     assert len(reports) <= 3
     assert {report.since for report in reports[:-1]} == {reports[0].since}
+
+
+@pytest.mark.parametrize(
+    "changes", [{"path": "../../outside"}, {"path": "{outside}"}, {"modified": 2**70}, {"size": -1}]
+)
+def test_a_list_of_files_that_nobody_wrote_so_leads_nowhere(
+    agent: CheckpointAgent, tmp_path: Path, changes: dict[str, object]
+):
+    (saves := tmp_path / "saves").mkdir()
+    watched = watch(agent, saves)
+    torch.save({"step": 1}, saves / "last.pt")
+    watched.close(within=60)
+    outside = tmp_path / "outside"
+    outside.write_text("mine")
+    [manifest] = (tmp_path / "storage" / "watched" / "worker-0").glob("*/manifest.json")
+    if isinstance(path := changes.get("path"), str):
+        changes = {"path": path.format(outside=outside)}
+    [file] = json.loads(manifest.read_text())
+    manifest.write_text(json.dumps([file | changes]))
+    assert on_another_node(agent, tmp_path / "other") == []
+    assert outside.read_text() == "mine"
 
 
 def test_saves_that_the_script_soon_deletes_are_copied_after_a_copy_has_failed(

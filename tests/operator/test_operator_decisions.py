@@ -8,6 +8,7 @@ from typing import Any, cast
 import pytest
 
 from perdure.base.kubernetes import KubernetesApi
+from perdure.base.kubernetes_errors import KubernetesError
 from perdure.contract import JobPhase, JobResult, JobStatus
 from perdure.operator.changes import refusal_of_changes
 from perdure.operator.owners import Owners
@@ -106,6 +107,37 @@ async def test_a_job_that_ends_while_its_object_is_looked_at_gets_the_condition_
     assert failed is not None
     assert (failed.status, failed.message) == (Truth.TRUE, "it raised")
     assert known.status.finished_at is not None
+
+
+class KeepingApi(PlayedApi):
+    """Refuses to delete objects, as long as it is so."""
+
+    def __init__(self) -> None:
+        self.problem: KubernetesError | None = KubernetesError(403, "Forbidden", 'User "operator" cannot delete it')
+        self.deleted: list[str] = []
+
+    async def delete(self, path: str, *, uid: str, insist: bool) -> None:
+        assert not insist, "others of the namespace are served meanwhile"
+        if self.problem is not None:
+            raise self.problem
+        self.deleted.append(path)
+
+
+async def test_an_object_that_may_not_be_deleted_says_so():
+    api = KeepingApi()
+    reconciler = Reconciler(cast("Any", api), cast("Any", None), cast("Any", None))
+    known = resource({"ttl_after_finished": "1s"})
+    ended = {"run_id": "r", "phase": "SUCCEEDED", "finished_at": NOW}
+    known = known.model_copy(update={"status": known.status.model_copy(update=ended)})
+    looked = await reconciler.look(known)
+    accepted = looked.resource.status.condition("Accepted")
+    assert accepted is not None
+    assert (accepted.status, accepted.reason) == (Truth.FALSE, "NotDeleted")
+    assert 'may not delete the object: User "operator" cannot delete it (403)' in accepted.message
+    assert looked.again is not None, "the right may be granted"
+    api.problem = None
+    assert (await reconciler.look(known)).again is None
+    assert api.deleted == [known.path]
 
 
 @pytest.mark.parametrize("backend", [Backend.LOCAL, Backend.RAY])

@@ -78,6 +78,16 @@ async def test_a_change_during_a_look_is_looked_at_next(told: list[dict[str, Any
         await asyncio.gather(running, return_exceptions=True)
 
 
+async def test_an_object_of_a_server_that_was_set_back_to_a_backup_is_known_as_it_is_listed() -> None:
+    operator = Operator(cast(KubernetesApi, None), cast(Client, None))
+    operator._take(Listed((thing(3, 100),)), "nlp")
+    operator._take(Changed(thing(2, 50)), "nlp")
+    assert operator._resources["1"].metadata.generation == 3, "a watch may be behind"
+    operator._take(Listed((thing(2, 50),)), "nlp")
+    operator._take(Changed(DELETED | {"metadata": DELETED["metadata"] | {"resourceVersion": "51"}}), "nlp")
+    assert operator._resources["1"].deleting
+
+
 class Unreadable:
     """In the place of the API server and of the reconciler: an object cannot be read once something is shown in it."""
 

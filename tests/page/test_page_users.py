@@ -189,6 +189,31 @@ async def test_an_outage_of_the_api_server_ends_no_visit_and_admits_no_one(
     await stranger.get(JOB, status=503)
 
 
+async def test_a_refusal_does_not_outlast_the_api_server(
+    stranger: Visitor, api: PlayedApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was refused before may have been granted since: a user is not told to sign in again, or to ask for it."""
+    await stranger.get(JOB, status=401, Authorization="Bearer new")
+    await stranger.get(f"{JOB}logs", status=403, Authorization="Bearer ben")
+    assert "Suspend …" not in await stranger.get(JOB, Authorization="Bearer ben")
+    monkeypatch.setattr(users_module, "_FRESH_SECONDS", 0.0)
+    monkeypatch.setattr(users_module, "_REFUSED_SECONDS", 0.0)
+    api.away = True
+    for path, token in ((JOB, "new"), (f"{JOB}logs", "ben")):
+        assert "does not say" in await stranger.get(path, status=503, Authorization=f"Bearer {token}")
+    assert "llama" in await stranger.get(JOB, Authorization="Bearer ben")
+
+
+async def test_the_jobs_that_a_user_may_see_are_listed_while_the_api_server_is_away(
+    stranger: Visitor, client: PlayedClient, api: PlayedApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "llama" in await stranger.get("/", Authorization="Bearer ben")
+    monkeypatch.setattr(users_module, "_FRESH_SECONDS", 0.0)
+    monkeypatch.setattr(users_module, "_REFUSED_SECONDS", 0.0)
+    api.away = True
+    assert "llama" in await stranger.get("/", Authorization="Bearer ben")
+
+
 @pytest.mark.parametrize("path", ["/events", f"{JOB}events"])
 @pytest.mark.parametrize("loses", ["right", "token"])
 async def test_an_open_page_ends_with_the_right_to_see_it(

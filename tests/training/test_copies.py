@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -170,3 +172,82 @@ def test_without_its_receiver_a_copy_fails(receiver: CopyReceiver, sender: CopyS
     receiver.close()
     with pytest.raises(ConnectionError):
         sender.send(HEADER, CONTENT, slot=0, crc32=CRC32)
+
+
+class SlowConnection(socket.socket):
+    """A connection to a receiver that is far away, and busy. No time passes: what would take longer than the socket's
+    timeout, which is one for each call, fails at once."""
+
+    sends: float = 1 << 18
+    """Bytes a second."""
+    answers_after: float = 0.0
+    """Seconds."""
+
+    def sendall(self, data: Any, flags: int = 0) -> None:
+        self._take(memoryview(data).nbytes / self.sends)
+        super().sendall(data, flags)
+
+    def recv_into(self, *arguments: Any) -> int:
+        self._take(self.answers_after)
+        return super().recv_into(*arguments)
+
+    def _take(self, seconds: float) -> None:
+        timeout = self.gettimeout()
+        if timeout is not None and seconds > timeout:
+            raise TimeoutError("timed out")
+
+
+def play_slow_connections(monkeypatch: pytest.MonkeyPatch, *, answers_after: float = 0.0) -> None:
+    def connect(place: tuple[str, int], timeout: float) -> socket.socket:
+        connection = SlowConnection(socket.AF_INET)
+        connection.answers_after = answers_after
+        connection.settimeout(timeout)
+        connection.connect(place)
+        return connection
+
+    monkeypatch.setattr(socket, "create_connection", connect)
+
+
+@contextlib.contextmanager
+def played_receiver(answers: Sequence[bytes]) -> Iterator[ReceiverAddress]:
+    """A receiver that closes each connection after its answer to a request."""
+
+    def serve() -> None:
+        for answer in answers:
+            connection, _ = listening.accept()
+            with connection, connection.makefile("rb") as incoming:
+                incoming.readline()
+                connection.sendall(answer)
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield ReceiverAddress(host="127.0.0.1", port=listening.getsockname()[1], token="token")
+        thread.join()
+
+
+def test_a_copy_may_take_longer_than_a_receiver_may_be_silent(
+    tmp_path: Path, sender: CopySender, monkeypatch: pytest.MonkeyPatch
+):
+    play_slow_connections(monkeypatch)
+    content = memoryview(bytearray(1 << 24))
+    header = replace(HEADER, size=len(content), checksum=fingerprint(content))
+    sender.send(header, content, slot=0, crc32=crc32(content))
+    assert [header.size for _, header in Arena(tmp_path / FOLDER).snapshots()] == [1 << 24]
+
+
+def test_a_receiver_has_time_to_read_a_large_copy_before_it_answers(monkeypatch: pytest.MonkeyPatch):
+    """It computes the checksum of what it has, at a gigabyte a second, and at a tenth of that beside a training."""
+    play_slow_connections(monkeypatch, answers_after=600.0)
+    with played_receiver([b"held\n\n"]) as address:
+        sender = CopySender(address, folder=FOLDER)
+        sender.send(replace(HEADER, size=60 << 30), memoryview(b""), slot=0, crc32=CRC32)
+        sender.close()
+
+
+def test_a_connection_that_was_lost_between_two_copies_costs_none():
+    with played_receiver([b"held\n\n", b"held\n\n"]) as address:
+        sender = CopySender(address, folder=FOLDER)
+        sender.send(HEADER, CONTENT, slot=0, crc32=CRC32)
+        sender.send(HEADER, CONTENT, slot=0, crc32=CRC32)
+        sender.close()

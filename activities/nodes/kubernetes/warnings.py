@@ -23,6 +23,9 @@ LONGEST_PAUSE = 30.0
 TOGETHER = 1.0
 """Seconds by which a pod's Events are read early, with those of others: pods that are created together are due in turn.
 """
+REFUSED_AGAIN = 300.0
+"""Seconds after which Events are requested again that may not be read: an API server that starts refuses everything for
+a moment."""
 FEW = 4
 """Pods whose Events are requested one by one; those of more are found in one list of the namespace's."""
 
@@ -54,6 +57,8 @@ class Warnings:
         self._due = math.inf
         """When the first of them is due, or earlier."""
         self._may_read = True
+        self._not_before = -math.inf
+        """When Events may be requested again."""
 
     def see(self, pod: Pod) -> PodEvent | None:
         """Returns the latest Event of a pod, as last read, if that is a Warning and the pod still does not start."""
@@ -73,9 +78,9 @@ class Warnings:
     @property
     def pause(self) -> float | None:
         """The seconds until Events are to be read; None where none are."""
-        if not self._waiting or not self._may_read:
+        if not self._waiting:
             return None
-        return max(0.0, self._due - asyncio.get_running_loop().time())
+        return max(0.0, max(self._due, self._not_before) - asyncio.get_running_loop().time())
 
     async def read(self) -> list[str]:
         """Reads the Events of each pod that is due, or will be in a moment; returns the UIDs of these pods."""
@@ -89,9 +94,12 @@ class Warnings:
             found = await self._events(list(due))
         except (KubernetesError, *TRANSIENT) as error:
             if isinstance(error, KubernetesError) and error.unauthorized:
+                self._not_before = now + REFUSED_AGAIN
+                if self._may_read:
+                    logger.warning("%s cannot be read, so Warnings about pods are not shown: %s", self._path, error)
                 self._may_read = False
-                logger.warning("%s cannot be read, so Warnings about pods are not shown: %s", self._path, error)
             return []
+        self._may_read = True
         latest = {event.involved_object.uid: event for event in sorted(found, key=lambda event: event.time)}
         for uid, waiting in due.items():
             event = latest.get(uid)

@@ -43,6 +43,8 @@ def _describe(finding: MemoryFinding) -> str:
             return f"{node} {_ORIGINS.get(finding.origin, 'has none') if finding.origin else 'has none'}"
         case MemoryProblem.DAMAGED:
             return f"{owned} {are} damaged"
+        case MemoryProblem.UNREADABLE:
+            return f"{owned} could not be read"
         case MemoryProblem.OTHER_WORLD_SIZE:
             return f"{owned} {are} of a world of another size"
         case MemoryProblem.NOT_COMMON:
