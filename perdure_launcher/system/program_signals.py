@@ -17,9 +17,10 @@ from . import processes
 SHELLS = frozenset({"sh", "bash", "dash", "zsh", "ksh"})
 """Shells do not pass a signal on by themselves, even if they trap it."""
 
-_HANDLED = ("SigCgt", "SigIgn", "SigBlk")
-"""Fields of `/proc/<pid>/status` whose signals do not end the process: it has a handler, ignores them, or waits for
-them."""
+_HANDLED = ("SigCgt", "SigIgn")
+"""Fields of `/proc/<pid>/status` whose signals do not end the process: it has a handler, or ignores them."""
+_AWAITED = "SigBlk"
+"""The field of the signals that a program may wait for. A shell blocks some only while it forks."""
 
 
 def signal_program(leader: int, number: signal.Signals) -> list[int]:
@@ -85,8 +86,9 @@ def ends_with_input(pid: int, number: signal.Signals) -> bool:
 def _reads_pipe(pid: int) -> bool:
     if _is_pipe(pid, "0"):
         return True
-    # A shell that was just forked for `> >(filter)` has not made the pipe its input yet.
-    return _is_shell(pid) and any(_is_pipe(pid, name) and _is_read(pid, name) for name in _descriptors(pid))
+    # A shell that was just forked for `> >(filter)` has not made the pipe its input yet, or does so meanwhile.
+    waits = _is_shell(pid) and any(_is_pipe(pid, name) and _is_read(pid, name) for name in _descriptors(pid))
+    return waits or _is_pipe(pid, "0")
 
 
 def _descriptors(pid: int) -> Sequence[str]:
@@ -154,5 +156,6 @@ def _is_shell(pid: int) -> bool:
 
 def _handles(pid: int, number: signal.Signals) -> bool:
     lines = processes.read_file(pid, "status").decode(errors="replace").split("\n")
-    masks = [int(line.split()[1], 16) for line in lines if line.startswith(_HANDLED)]
+    fields = _HANDLED if _is_shell(pid) else (*_HANDLED, _AWAITED)
+    masks = [int(line.split()[1], 16) for line in lines if line.startswith(fields)]
     return any(mask >> (number - 1) & 1 for mask in masks)

@@ -15,10 +15,14 @@ import pytest
 from perdure_launcher import old_ranks
 from perdure_launcher.supervisor import process_tree
 from perdure_launcher.supervisor.process_tree import ProcessTree, explain_leftovers
-from perdure_launcher.system import processes
+from perdure_launcher.system import processes, program_signals
 from perdure_launcher.system.program_signals import ends_with_input
-from tests.support.waiting import wait_for
 
+BLOCKED = """
+import os, signal, sys
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+os.execvp(sys.argv[1], sys.argv[1:])
+"""
 SLEEPS = "import time; print('started', flush=True); time.sleep(60)"
 
 
@@ -71,12 +75,65 @@ def test_a_shell_that_was_just_forked_to_read_output_ends_with_it() -> None:
         assert shell.stdout is not None
         shell.stdout.readline()
         try:
-            # While it forks, a shell blocks the signal.
-            assert wait_for(lambda: ends_with_input(shell.pid, signal.SIGTERM))
+            assert ends_with_input(shell.pid, signal.SIGTERM)
         finally:
             os.killpg(shell.pid, signal.SIGKILL)
             os.close(reads)
             os.close(writes)
+
+
+READS = """
+exec 7<&0 < /dev/null
+trap 'exec 0<&7 7<&-; echo moved' USR1
+echo started
+while :; do read -r -u 8 line; done
+"""
+"""A shell that makes a pipe its input when it is told to."""
+
+
+def test_a_shell_that_makes_the_pipe_its_input_meanwhile_ends_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    never, open_ = os.pipe()
+    listed = program_signals._descriptors
+    with subprocess.Popen(
+        ["bash", "-c", f"exec 8<&{never}\n{READS}"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        pass_fds=[never],
+        start_new_session=True,
+    ) as shell:
+        assert shell.stdout is not None
+        assert shell.stdout.readline() == b"started\n"
+
+        def moves(pid: int) -> list[str]:
+            names = [name for name in listed(pid) if name == "7"]
+            assert names
+            shell.send_signal(signal.SIGUSR1)
+            assert shell.stdout is not None
+            assert shell.stdout.readline() == b"moved\n"
+            return names
+
+        monkeypatch.setattr(program_signals, "_descriptors", moves)
+        try:
+            assert ends_with_input(shell.pid, signal.SIGTERM)
+        finally:
+            os.killpg(shell.pid, signal.SIGKILL)
+            os.close(never)
+            os.close(open_)
+
+
+def test_a_shell_that_blocks_the_signal_while_it_forks_ends_with_its_input() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", BLOCKED, "bash", "-c", "echo started; while read -r line; do :; done"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+    ) as shell:
+        assert shell.stdout is not None
+        shell.stdout.readline()
+        try:
+            assert ends_with_input(shell.pid, signal.SIGTERM)
+        finally:
+            os.killpg(shell.pid, signal.SIGKILL)
 
 
 @pytest.mark.parametrize("program", ["writes", "is no shell"])
