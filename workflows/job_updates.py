@@ -76,7 +76,11 @@ class JobUpdates:
     _spec_error: str
 
     def _take_request(self, event: AddressedEvent) -> None:
-        """Decides on a user's request."""
+        """Decides on a user's request.
+
+        Raises:
+            ApplicationError: if it cannot be decided on, although the job can decide.
+        """
         raise NotImplementedError
 
     def _keep_spec(self, job: JobSpec) -> None:
@@ -90,11 +94,16 @@ class JobUpdates:
     def scale(self, request: ScaleRequest) -> Accepted:
         role, job = self.state.role_named(request.role), requests.rescaled(self.job, self.state, request)
         count = requests.node_count(self.state, self.job, request)
-        events = self._scale_events(request, role, job)
+        events, before = self._scale_events(request, role, job), self.job
         if request.scaling is not None:
             self._keep_spec(job)
-        for event in events:
-            self._take_request(ForRole(role, event))
+        try:
+            for event in events:
+                self._take_request(ForRole(role, event))
+        except ApplicationError:
+            if request.scaling is not None:
+                self._keep_spec(before)
+            raise
         undone = _UNDONE if OBJECT_MEMO in workflow.memo() else ""
         return Accepted(message=f"{self.state.name} {self._scaled(request, role, count, events)}{undone}")
 

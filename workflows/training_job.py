@@ -332,7 +332,15 @@ class TrainingJob(JobUpdates):
         self._requests += 1
         if self.events:
             self._decide_all()
-        self._decide(event)
+        try:
+            self._decide(event)
+        except Exception as error:
+            # As with a message. A job that cannot decide at all fails its task.
+            self._decide(TimePassed())
+            self._publish()
+            text = f"this release cannot decide on the request: {type(error).__name__}: {error}"
+            workflow.logger.exception("a request was refused: %s", text)
+            raise ApplicationError(text, type="UndecidedRequest") from error
         self._publish()
 
     def _decide_all(self) -> None:

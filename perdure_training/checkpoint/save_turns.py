@@ -12,6 +12,7 @@ import json
 import os
 import weakref
 from collections import Counter, deque
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,8 @@ _FILE = ".one-count"
 """The checkpointers that save the same steps, in the memory folder of a node. None has a name like this."""
 _SURE = 2
 """Steps that two checkpointers must both have saved, one after the other, until they are taken to count alike."""
+_INTERVALS = 2
+"""Those between the last saves of a checkpointer in which another one must have saved to save in turn with it."""
 _REMEMBERED = 64
 """Saves that are remembered: more than a script has checkpointers."""
 
@@ -100,17 +103,18 @@ class SaveTurns:
         return self._steps.get(name, -1)
 
     def turn_of(self, name: str) -> frozenset[str]:
-        """The checkpointers that have saved since the save before the last one of `name`, if their turn begins with it:
-        it was created before the others. Empty where that is not so, or not known yet."""
+        """The checkpointers that save once between two saves of `name`, if their turn begins with it: it was created
+        before the others. Empty where that is not so, or not known yet. One that saves seldom has no part in it."""
         if self._names == [name]:
             return frozenset({name})
-        before = list(self._saves)[:-1]
-        if self._saves[-1] != name or name not in before:
+        saves = list(self._saves)
+        at = [index for index, one in enumerate(saves) if one == name][-_INTERVALS - 1 :]
+        if len(at) < 2 or at[-1] != len(saves) - 1:
             return frozenset()
-        since = before[len(before) - 1 - before[::-1].index(name) :]
-        turn = frozenset(one for one in since if one in self._names)
-        first = next(one for one in self._names if one in turn)
-        return turn if first == name else frozenset()
+        between = [Counter(saves[begin:end]) for begin, end in pairwise(at)]
+        turn = [one for one in self._names if all(one in some for some in between)]
+        seldom = any(all(some[one] > 1 for some in between) for one in turn)
+        return frozenset() if seldom or turn[0] != name else frozenset(turn)
 
 
 _ranks: weakref.WeakValueDictionary[tuple[object, ...], SaveTurns] = weakref.WeakValueDictionary()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 from torch.distributed import HashStore
 
-from perdure_training.checkpoint import schedule
+from perdure_training.checkpoint import schedule, slots
 from perdure_training.checkpoint.announcements import Announcements
 from perdure_training.checkpoint.schedule import Schedule
 from perdure_training.node_api.storage_link import find_storage
@@ -63,6 +64,7 @@ def test_ranks_that_make_steps_apart_store_one_step_once_they_know_how_far(
     ranks: RankThreads, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(schedule, "_NEXT_TRY", 9e9)
+    monkeypatch.setattr(slots, "_PATIENCE", 0.1)
     ranks.begin([{"step": 0} for _ in range(RANKS)])
     request(ranks)
     ahead, together = threading.Event(), threading.Barrier(RANKS)
@@ -76,6 +78,7 @@ def test_ranks_that_make_steps_apart_store_one_step_once_they_know_how_far(
             for _ in range(APART):
                 step += 1
                 ranks.checkpointers[rank].save(step, {"step": step})
+                time.sleep(0.01)
             ranks.checkpointers[rank].flush()
             if rank == 1:
                 ahead.set()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import threading
 import time
@@ -21,7 +22,7 @@ from perdure_training.checkpoint.peers import Peers
 from perdure_training.checkpoint.planned_hold import HeldState
 from perdure_training.checkpoint.save_turns import SaveTurns
 from perdure_training.checkpoint.world import Completeness, RankIdentity
-from perdure_training.node_api.storage_link import StorageLink
+from perdure_training.node_api.storage_link import StorageLink, find_storage
 from perdure_training.snapshots.arena import Arena
 from tests.support.waiting import wait_for
 from tests.training.ranks_in_threads import RankThreads, State, rank_threads
@@ -303,6 +304,42 @@ def test_a_checkpointer_that_saves_no_more_is_not_waited_for(ranks: RankThreads)
         assert running.continues()
         ranks.agent.request_hold(HoldRequest(number=1, generation=1))
         assert not wait_for(lambda: answers(ranks))[0].problem
+
+
+def test_a_checkpointer_that_saves_seldom_is_not_waited_for(ranks: RankThreads):
+    """A step later than the one that is stored would be lost."""
+    ranks.prepare(2, name="model")
+    average, link = [ranks.another(rank, 2, name="average") for rank in range(2)], find_storage()
+    for name in (ranks.checkpointers, average):
+        ranks.each(lambda rank, name=name: name[rank].restore({"step": 0}))
+    for step in range(1, 8):
+        if step == 6:
+            request_stored(ranks)
+            wait_for(lambda: link is not None and link.desired().get("hold") == 1)
+        # Rank 0 is the last one to see the request, and chooses the step at once.
+        for rank in (1, 0):
+            ranks.checkpointers[rank].save(step, {"step": step})
+        if step == 5:
+            ranks.each(lambda rank: average[rank].save(5, {"step": 5}))
+    ended = threading.Event()
+
+    def train(rank: int) -> None:
+        for step in itertools.count(8):
+            if ended.is_set():
+                return
+            ranks.checkpointers[rank].save(step, {"step": step})
+
+    threads = [threading.Thread(target=train, args=(rank,)) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    try:
+        assert wait_for(lambda: ranks.agent.committed).checkpoint.step == 8
+        assert [one.stored.checkpoint.step for one in answers(ranks)] == [8]
+    finally:
+        ended.set()
+        ranks.agent.request_hold(None)
+        for thread in threads:
+            thread.join()
 
 
 def test_the_state_that_would_be_lost_is_named_where_there_are_several(ranks: RankThreads):

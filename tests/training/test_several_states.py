@@ -115,3 +115,26 @@ def test_checkpointers_count_alike_once_they_have_saved_two_steps_in_turn_and_un
     assert not turns.record("buffer", 40)
     assert [turns.record("model", 3), turns.record("model", 4)] == [False, True]
     assert not turns.of_one_count
+
+
+@pytest.mark.parametrize(
+    ("created", "saves", "turn"),
+    [
+        (["model"], ["model"], ["model"]),
+        (["model", "average"], ["model", "average", "model"], ["average", "model"]),
+        (["model", "average"], ["average", "model", "average", "model"], ["average", "model"]),
+        (["model", "average"], ["model", "average", "model", "average"], []),
+        (["model", "average"], ["model", "model", "average", "model"], ["model"]),
+        (["model", "average"], ["model", "average", "model", "model"], ["model"]),
+        (["average", "model"], ["model", "model", "average", "model"], ["model"]),
+        (["average", "model"], ["average", "model", "model", "average", "model", "model", "average"], []),
+        (["model", "average"], ["model"], []),
+    ],
+)
+def test_those_save_in_turn_that_save_each_time(created: list[str], saves: list[str], turn: list[str]):
+    turns = SaveTurns()
+    for name in created:
+        turns.add(name)
+    for step, name in enumerate(saves):
+        turns.record(name, step)
+    assert sorted(turns.turn_of(saves[-1])) == turn

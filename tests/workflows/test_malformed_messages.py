@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from temporalio.client import Client
+import pytest
+from temporalio.client import Client, WorkflowUpdateFailedError
 
-from perdure.contract import Failure, FailureKind, GroupTransitions, JobPhase
+from perdure.contract import (
+    Accepted,
+    Failure,
+    FailureKind,
+    GroupTransitions,
+    JobPhase,
+    RestartRequest,
+    ScaleRequest,
+)
 from perdure.contract.transitions import NodeLost
+from perdure.workflows import training_job
+from perdure.workflows.policy.facts.events import AddressedEvent, RestartRequested, ScalingChanged, plain
+from perdure.workflows.policy.state.job import JobState
 from tests.workflows.fleet import job_spec, running_fleet, submit
 from tests.workflows.jobs import node, running, until
 
@@ -86,6 +98,32 @@ async def test_no_number_and_no_time_that_a_node_claims_stops_its_job(temporal_c
         before = (await running(job, nodes=2)).generation
         await (await node(fleet, job, 0)).rank_dies()
         await until(job, lambda now: now.phase is JobPhase.RUNNING and now.generation > before)
+
+
+async def test_a_request_that_cannot_be_decided_on_is_refused_and_stops_no_job(
+    temporal_client: Client, monkeypatch: pytest.MonkeyPatch
+):
+    decide = training_job.decide
+
+    def with_a_defect(state: JobState, event: AddressedEvent, *arguments: Any, **named: Any) -> JobState:
+        if isinstance(plain(event), RestartRequested | ScalingChanged):
+            raise ZeroDivisionError("a defect")
+        return decide(state, event, *arguments, **named)
+
+    monkeypatch.setattr(training_job, "decide", with_a_defect)
+    async with running_fleet(temporal_client) as fleet:
+        job = await submit(fleet, job_spec("1:2"))
+        await running(job, nodes=2)
+        scaling = {"policy": "efficient"}
+        for name, request in (("restart", RestartRequest()), ("scale", ScaleRequest(scaling=scaling))):
+            with pytest.raises(WorkflowUpdateFailedError) as refused:
+                await job.execute_update(name, request, rpc_timeout=timedelta(seconds=10))
+            assert "this release cannot decide on the request: ZeroDivisionError" in str(refused.value.cause)
+        monkeypatch.setattr(training_job, "decide", decide)
+        told = await job.execute_update("scale", ScaleRequest(scaling=scaling), result_type=Accepted)
+        assert "has policy efficient instead of max" in told.message, "the specification was as before"
+        await (await node(fleet, job, 0)).rank_dies()
+        await running(job, nodes=2, generation=2)
 
 
 def test_a_failure_without_a_zone_is_utc():

@@ -251,6 +251,22 @@ def test_a_rank_that_is_fast_again_before_the_checkpoint_is_left_alone():
     assert known.incarnations[2] == 1
 
 
+def test_no_checkpoint_is_made_while_repairs_are_paused_and_a_new_one_after_it():
+    known = waited(storing("replace"))
+    assert known.state.checkpoints.requests == 1
+    known.take(RepairsPaused(until=known.now + timedelta(days=1)))
+    assert known.state.postponed is None
+    assert "checkpoint" not in next_action(known.state, known.job)
+    make_durable(known, answers=1)
+    for _ in range(5):
+        known.wait(timedelta(hours=1))
+    assert (known.state.checkpoints.requests, known.incarnations[2]) == (1, 1)
+    known.wait(timedelta(hours=19))
+    assert (known.state.checkpoints.requests, known.incarnations[2]) == (2, 1)
+    make_durable(known, step=40, answers=2)
+    assert known.incarnations[2] == 2
+
+
 def test_a_user_who_replaces_a_node_meanwhile_has_it_replaced():
     known = waited(storing("experiment")).take(RelaunchRequested(rank=2))
     make_durable(known, answers=1)

@@ -122,6 +122,9 @@ def _act(state: RoleInJob, job: JobSpec, now: datetime) -> RoleInJob:
     slow = known.suspect
     if slow is None or not _may_act(state, slow):
         return planned_changes.forget_slow_rank(state)
+    if state.repairs_paused_until is not None and state.behavior >= Behavior.RELEASE_0_4:
+        # What is saved now is old by the time of the repair.
+        return planned_changes.forget_slow_rank(state)
     if now < _due(state, job, slow) or state.repairs_paused_until is not None:
         return state
     suspect, found = state.nodes[slow.slowness.rank.node], slow.slowness
