@@ -247,7 +247,9 @@ class CopySender:
 def _keep_alive(connection: socket.socket) -> None:
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in _KEPT_ALIVE.items():
-        connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+        # Not every system has all of them.
+        if hasattr(socket, name):
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 def _ask(connection: socket.socket, line: bytes, patience: float) -> str:
