@@ -8,7 +8,7 @@ another object's run for its own.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Set
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -70,6 +70,8 @@ class Reconciler:
         self._backends = backends
         self._events = Events(api)
         self._definition = Definition(api)
+        self._dropped: Set[str] = frozenset()
+        """Fields of statuses that the cluster's definition, of an older release, does not have."""
 
     async def look(self, resource: TrainingJobResource) -> Looked:
         """Reconciles one object with its run.
@@ -328,12 +330,25 @@ class Reconciler:
         """Writes the status if it differs from the current one."""
         before = resource.status.model_dump(mode="json", by_alias=True, exclude_defaults=True)
         after = status.model_dump(mode="json", by_alias=True, exclude_defaults=True)
-        if before == after:
+        if before == {name: value for name, value in after.items() if name not in self._dropped}:
             return Looked(resource=resource, again=again)
         gone = dict.fromkeys(before.keys() - after.keys())
         patched = await self._patch(resource, "/status", {"status": {**after, **gone}})
+        self._note_dropped(patched, after)
         await self._events.record(resource, resource.status, status)
         return Looked(resource=patched, again=again)
+
+    def _note_dropped(self, patched: TrainingJobResource, written: Mapping[str, Any]) -> None:
+        """Takes note of the fields of a status that did not arrive: to write them again and again would not help."""
+        arrived = patched.status.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+        missing = written.keys() - arrived.keys()
+        if new := sorted(missing - self._dropped):
+            logger.warning(
+                "the definition of TrainingJobs is older than this operator and drops %s: apply "
+                "deploy/crds/trainingjobs.yaml of this release",
+                ", ".join(f"status.{name}" for name in new),
+            )
+        self._dropped = (self._dropped | missing) - arrived.keys()
 
     async def _with_finalizers(self, resource: TrainingJobResource, finalizers: tuple[str, ...]) -> TrainingJobResource:
         """Writes the whole list of finalizers; the write fails if another process has changed it meanwhile."""

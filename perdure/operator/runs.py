@@ -19,7 +19,7 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from perdure.agent.job_liveness import has_groups
 from perdure.base.errors import ExitCode, PerdureError, Refused
-from perdure.base.executions import converter_for, describe_all, find, memo_value
+from perdure.base.executions import converter_for, describe_all, find, list_executions, memo_value, quoted
 from perdure.client.client import Client
 from perdure.client.connection import CALL_TIMEOUT
 from perdure.client.error_mapping import map_errors
@@ -36,6 +36,9 @@ from perdure.spec.job import JobSpec
 
 EVERY_JOB = 100_000
 """A limit above the number of jobs that a Temporal namespace is expected to hold."""
+
+_NAMESAKES = 8
+"""The newest jobs of an object's name among which its own is looked for: the name was free for a moment only."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +70,22 @@ class Runs:
         """Finds the object's own run where another job has its name: it has ended, as a name has one open run. None
         where the server does not know it any more."""
         found = await self._find(resource.workflow_id, resource.status.run_id)
+        found = found or await self._find_continued(resource)
         return None if found is None else replace(found, open=False)
+
+    async def _find_continued(self, resource: TrainingJobResource) -> Run | None:
+        """Finds the last run of a job that has continued as new for so long that the server has forgotten its first
+        one."""
+        temporal = await self._client.connect()
+        ended = f"WorkflowId = {quoted(resource.workflow_id)} AND ExecutionStatus != 'ContinuedAsNew'"
+        async with map_errors(self._client):
+            listed = list_executions(temporal, ended, limit=_NAMESAKES, rpc_timeout=CALL_TIMEOUT)
+            run_ids = [one.run_id async for one in listed]
+        for run_id in run_ids:
+            run = await self._find(resource.workflow_id, run_id)
+            if run is not None and run.first_run_id == resource.status.run_id:
+                return run
+        return None
 
     async def _find(self, workflow_id: str, run_id: str = "") -> Run | None:
         temporal = await self._client.connect()

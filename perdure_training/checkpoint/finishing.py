@@ -86,6 +86,9 @@ class SnapshotFinisher:
         while (staged := self._staged.get()) is not None:
             try:
                 self._finish(*staged)
+            except Exception:
+                # Whatever it is, the training waits for this thread when it ends, and before it stores a step.
+                logger.exception("perdure: a step is not complete, and the next one is another try")
             finally:
                 # A reference to the room would keep its memory from being given up.
                 del staged

@@ -8,6 +8,7 @@ import os
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from torch.distributed import Store
 
@@ -61,7 +62,10 @@ class Peers:
             store.set(f"receiver/{own.rank}", json.dumps(entry))
 
     def ranks_that_copy_here(self) -> set[int]:
-        """The ranks whose copies belong on this node."""
+        """The ranks whose copies belong on this node; all of them where nodes say what cannot be understood: copies
+        that are here are not given up for it."""
+        if self._copies and not self._known():
+            return set(range(self._own.world_size))
         return {rank for node in self._neighbors(-1) for rank in node.ranks}
 
     @property
@@ -81,41 +85,75 @@ class Peers:
         for sender in self._connected():
             try:
                 sender.send(header, slot.read(), slot=number, crc32=crc32)
-            except (OSError, Refused) as error:
-                log = logger.debug if self._warned else logger.warning
-                self._warned = True
+            except (OSError, Refused, ValueError, OverflowError) as error:
+                # The latter two where an address of the other node is none.
                 copied = False
                 self.refused = self.refused or isinstance(error, Refused)
-                log("perdure: rank %d has no copy of its snapshots on another node: %s", self._own.rank, error)
+                self._warn(str(error))
         return copied
+
+    def _warn(self, problem: str) -> None:
+        log = logger.debug if self._warned else logger.warning
+        self._warned = True
+        log("perdure: rank %d has no copy of its snapshots on another node: %s", self._own.rank, problem)
 
     def _connected(self) -> list[CopySender]:
         if self._senders is None:
-            receivers = [node.receiver for node in self._neighbors(1) if node.receiver]
-            self._senders = [CopySender(ReceiverAddress.load(text), folder=self._folder) for text in receivers]
+            self._senders = []
+            for text in (node.receiver for node in self._neighbors(1) if node.receiver):
+                try:
+                    self._senders.append(CopySender(ReceiverAddress.load(text), folder=self._folder))
+                except ValueError as error:
+                    self._warn(str(error))
         return self._senders
 
     def _neighbors(self, direction: int) -> list[_NodeOfWorld]:
         """The nodes that keep this node's copies (1), or whose copies it keeps (-1)."""
-        if not self._copies:
+        if not self._copies or not (nodes := self._known()):
             return []
-        if self._nodes is None:
-            self._nodes = self._all_nodes()
-        nodes = self._nodes
         own = next(index for index, node in enumerate(nodes) if self._own.rank in node.ranks)
         distances = copy_distances([node.rack for node in nodes], copies=self._copies)
         return [nodes[(own + direction * distance) % len(nodes)] for distance in distances]
 
+    def _known(self) -> list[_NodeOfWorld]:
+        """All nodes; none where one of them says what cannot be understood, as a later release might."""
+        if self._nodes is None:
+            try:
+                self._nodes = self._all_nodes()
+            except ValueError as error:
+                self._nodes = []
+                self._warn(str(error))
+        return self._nodes
+
     def _all_nodes(self) -> list[_NodeOfWorld]:
         nodes: list[_NodeOfWorld] = []
-        first = 0
-        while first < self._own.world_size:
-            entry = json.loads(self._store.get(f"receiver/{first}"))
-            ranks = range(first, first + entry["ranks"])
-            nodes.append(_NodeOfWorld(ranks, entry["receiver"], entry.get("rack", "")))
-            first += entry["ranks"]
+        first, size = 0, self._own.world_size
+        while first < size:
+            nodes.append(_read_node(self._store.get(f"receiver/{first}"), first=first, most=size - first))
+            first += len(nodes[-1].ranks)
         # Those of a rack are in a row. Where none is known, this is the order of ranks.
         return sorted(nodes, key=lambda node: node.rack)
+
+
+def _read_node(text: bytes, *, first: int, most: int) -> _NodeOfWorld:
+    """Reads what a node says of itself.
+
+    Raises:
+        ValueError: if it is anything else.
+    """
+    try:
+        entry: dict[str, Any] = dict(json.loads(text))
+        ranks, receiver, rack = entry["ranks"], entry["receiver"], entry.get("rack", "")
+    except (TypeError, KeyError, RecursionError) as error:
+        raise ValueError(f"the node of rank {first} does not say where it takes copies: {error!r}") from None
+    if (
+        not isinstance(ranks, int)
+        or not 1 <= ranks <= most
+        or not isinstance(receiver, str)
+        or not isinstance(rack, str)
+    ):
+        raise ValueError(f"the node of rank {first} does not say where it takes copies: {text[:120]!r}")
+    return _NodeOfWorld(range(first, first + ranks), receiver, rack)
 
 
 def copy_distances(racks: Sequence[str], *, copies: int) -> list[int]:

@@ -100,6 +100,7 @@ class Resharding:
 
         Raises:
             OfAnotherWorld: if what was saved is no state that this world can have.
+            OSError: if a snapshot on this node cannot be read any more.
             RuntimeError: if another rank ends meanwhile, or parts arrive with other bytes than were sent.
         """
         self._each_rank = state.each_rank
@@ -134,10 +135,17 @@ class Resharding:
         return metadata
 
     def _planned(self, rank: int) -> _Planned | str:
-        """The plan of a rank's snapshot; why there is none."""
+        """The plan of a rank's snapshot; why there is none.
+
+        Raises:
+            OSError: if it cannot be read now, which says nothing about its state: this rank ends, and all decide again.
+            MemoryError: if there is no memory for it.
+        """
         try:
             planner, plan = self._snapshot(rank).planner, self._snapshot(rank).plan
             return plan, planner.digests(plan)
+        except (OSError, MemoryError):
+            raise
         except Exception as error:
             # Whatever it is, such as a class that the script has no more: the others wait for an answer.
             return f"rank {rank}: {error if isinstance(error, ValueError) else repr(error)}"
@@ -145,6 +153,8 @@ class Resharding:
     def _snapshot(self, rank: int) -> FormerSnapshot:
         """What a rank of the former world saved, which is on this node."""
         if rank not in self._snapshots:
+            if rank not in self._slots:
+                raise OSError(f"the snapshot of rank {rank} is not in memory any more")
             self._snapshots[rank] = FormerSnapshot(self._slots[rank], rank, each_rank=self._each_rank)
             self._rename(self._snapshots[rank], rank)
         return self._snapshots[rank]

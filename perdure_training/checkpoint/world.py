@@ -178,6 +178,8 @@ class Completeness:
         self._lock = threading.Lock()
         self._newest = -1
         """The newest step that was reported; none is lower than the one before."""
+        self._reached = -1
+        """The newest step that was reported as reached."""
         self._spoiled = False
 
     def add(self, step: int, *, copied: bool) -> None:
@@ -212,9 +214,12 @@ class Completeness:
         return count
 
     def reach(self, step: int) -> None:
-        """Reports that this rank, which saves the step next, adds no earlier one any more."""
+        """Reports that this rank, which saves the step next, adds no earlier one any more. A script may save one
+        several times, which counts once."""
         with self._lock:
-            self._store.add(f"reached/{step}", 1)
+            if step > self._reached:
+                self._store.add(f"reached/{step}", 1)
+                self._reached = step
 
     def is_reached(self, step: int) -> bool:
         """Whether no rank adds an earlier step: one that is not complete by now never will be."""

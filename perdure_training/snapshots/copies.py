@@ -74,9 +74,14 @@ class ReceiverAddress:
             ValueError: if it is anything else.
         """
         try:
-            return cls(**json.loads(text))
-        except TypeError as error:
-            raise ValueError(f"expected host, port and token, found {text!r}") from error
+            fields: dict[str, Any] = dict(json.loads(text))
+            host, port, token = fields["host"], fields["port"], fields["token"]
+        except (TypeError, KeyError, RecursionError) as error:
+            raise ValueError(f"expected host, port and token, found {text[:120]!r}") from error
+        # A later release may say more.
+        if not (isinstance(host, str) and isinstance(token, str) and isinstance(port, int) and 0 < port < 1 << 16):
+            raise ValueError(f"expected host, port and token, found {text[:120]!r}")
+        return cls(host=host, port=port, token=token)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -242,7 +247,9 @@ class CopySender:
 def _keep_alive(connection: socket.socket) -> None:
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in _KEPT_ALIVE.items():
-        connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+        # Not every system has all of them.
+        if hasattr(socket, name):
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 def _ask(connection: socket.socket, line: bytes, patience: float) -> str:

@@ -109,6 +109,40 @@ async def test_a_job_that_ends_while_its_object_is_looked_at_gets_the_condition_
     assert known.status.finished_at is not None
 
 
+def refused_resource() -> TrainingJobResource:
+    return resource({"backend": "local"}, image=None)
+
+
+class OlderDefinition(PlayedApi):
+    """Drops a field of each status, as long as it is so."""
+
+    drops = "phase"
+
+    def __init__(self) -> None:
+        self.patches = 0
+
+    async def patch(self, path: str, content: dict[str, Any], *, insist: bool = True) -> dict[str, Any]:
+        self.patches += 1
+        kept = {name: value for name, value in content["status"].items() if name != self.drops}
+        return {**refused_resource().model_dump(by_alias=True), "status": kept}
+
+
+async def test_a_field_that_an_older_definition_drops_is_said_and_not_written_again(caplog: pytest.LogCaptureFixture):
+    api = OlderDefinition()
+    reconciler = Reconciler(cast("Any", api), cast("Any", NoRuns()), Owners(cast("Any", api), Ownership.IGNORE))
+    known = refused_resource()
+    for _ in range(3):
+        known = (await reconciler.look(known)).resource
+    assert api.patches == 1
+    assert caplog.text.count("is older than this operator and drops status.phase") == 1
+    api.drops = ""
+    known = known.model_copy(update={"status": known.status.model_copy(update={"conditions": ()})})
+    for _ in range(2):
+        known = (await reconciler.look(known)).resource
+    assert known.status.phase == "REFUSED"
+    assert api.patches == 2
+
+
 class KeepingApi(PlayedApi):
     """Refuses to delete objects, as long as it is so."""
 

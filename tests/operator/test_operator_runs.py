@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from temporalio import workflow
+from temporalio.api.common.v1 import WorkflowExecution
+from temporalio.api.workflowservice.v1 import DeleteWorkflowExecutionRequest
 from temporalio.client import Client as TemporalClient
 from temporalio.client import WorkflowHandle
 from temporalio.worker import Worker
 
+from perdure.base.executions import find
 from perdure.client.client import Client
 from perdure.contract import JobPhase, JobStatus
 from perdure.contract.names import TRAINING_JOB, uid_of
@@ -15,6 +20,7 @@ from perdure.contract.users import OBJECT_MEMO
 from perdure.operator.resource import TrainingJobResource
 from perdure.operator.runs import Runs
 from tests.operator.known_jobs import running_job
+from tests.support.waiting import eventually
 
 Handle = WorkflowHandle[object, object]
 
@@ -68,6 +74,55 @@ async def test_the_result_is_that_of_the_object_s_own_run_whatever_job_has_its_n
             await other.terminate()
     unknown = known.model_copy(update={"status": known.status.model_copy(update={"run_id": NOT_THERE})})
     assert await runs.find_ended(unknown) is None
+
+
+@workflow.defn(name=TRAINING_JOB, sandboxed=False)
+class ContinuedJob:
+    """A job that has continued as new once."""
+
+    @workflow.run
+    async def run(self, again: bool) -> None:
+        if again:
+            workflow.continue_as_new(False)
+        await workflow.wait_condition(lambda: False)
+
+
+async def test_a_job_whose_first_run_the_server_has_forgotten_is_found_where_another_one_has_its_name(
+    temporal_client: TemporalClient, job_name: str
+):
+    """Each run is kept for the retention from its own end on, and a long job has many."""
+    runs = Runs(Client(temporal=temporal_client))
+    async with Worker(temporal_client, task_queue=job_name, workflows=[ContinuedJob]):
+        workflow_id, memo = f"job/nlp/{job_name}", {OBJECT_MEMO: "1"}
+        own = await temporal_client.start_workflow(TRAINING_JOB, True, id=workflow_id, task_queue=job_name, memo=memo)
+        first = own.first_execution_run_id
+        assert first is not None
+        newest = temporal_client.get_workflow_handle(workflow_id)
+        await eventually(lambda: _has_continued(newest, first))
+        await newest.terminate(reason="the test ends it")
+        other = await temporal_client.start_workflow(TRAINING_JOB, False, id=workflow_id, task_queue=job_name)
+        await temporal_client.workflow_service.delete_workflow_execution(
+            DeleteWorkflowExecutionRequest(
+                namespace=temporal_client.namespace,
+                workflow_execution=WorkflowExecution(workflow_id=workflow_id, run_id=first),
+            )
+        )
+        await eventually(lambda: _is_forgotten(temporal_client, workflow_id, first))
+        metadata = {"name": job_name, "namespace": "nlp", "uid": "1"}
+        known = TrainingJobResource.model_validate({"metadata": metadata, "status": {"runId": first}})
+        run = await eventually(lambda: runs.find_ended(known))
+        assert (run.first_run_id, run.object_uid, run.open) == (first, "1", False)
+        result, _ = await runs.result(known, run)
+        assert result.reason == "the workflow was terminated: the test ends it"
+        await other.terminate()
+
+
+async def _has_continued(handle: WorkflowHandle[Any, Any], first: str) -> bool:
+    return (await handle.describe()).run_id != first
+
+
+async def _is_forgotten(client: TemporalClient, workflow_id: str, run_id: str) -> bool:
+    return await find(client, workflow_id, run_id=run_id) is None
 
 
 NOT_THERE = "01900000-0000-7000-8000-000000000000"

@@ -15,6 +15,7 @@ import pytest
 from torch.distributed import TCPStore
 
 from perdure_training.checkpoint.generation import GenerationCheckpoints
+from perdure_training.checkpoint.slots import Slots
 from perdure_training.checkpoint.world import RankIdentity
 from perdure_training.snapshots.arena import Arena
 from tests.support.waiting import DEADLINE
@@ -117,6 +118,20 @@ def test_a_folder_that_is_gone_while_a_snapshot_is_made_valid_costs_that_step(wo
     assert checkpointer.save(1, {"step": 1})
     shutil.rmtree(world.folder / "stage-0")
     checkpointer.flush()
+    assert checkpointer.save(2, {"step": 2})
+    checkpointer.flush()
+    assert world.begin({"step": 0})[1] == 2
+
+
+def test_an_error_that_no_one_expects_costs_one_step_and_is_not_waited_for(
+    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    checkpointer, _ = world.begin({"step": 0})
+    with monkeypatch.context() as failing:
+        failing.setattr(Slots, "number", {}.__getitem__)
+        assert checkpointer.save(1, {"step": 1})
+        checkpointer.flush()
+    assert "a step is not complete" in caplog.text
     assert checkpointer.save(2, {"step": 2})
     checkpointer.flush()
     assert world.begin({"step": 0})[1] == 2

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -12,6 +14,10 @@ from torch.distributed import HashStore
 
 from perdure_training.checkpoint.peers import Peers, copy_distances
 from perdure_training.checkpoint.world import RankIdentity
+from perdure_training.snapshots.arena import Arena, Header
+from perdure_training.snapshots.copies import ReceiverAddress
+
+HEADER = Header(step=1, rank=0, world_size=4, generation=1, replicated=False, index_at=0, size=0, checksum=0)
 
 
 def world(racks: str, monkeypatch: pytest.MonkeyPatch, *, copies: int = 1, ranks: int = 2) -> list[Peers]:
@@ -65,6 +71,56 @@ def test_nodes_keep_as_many_copies_as_they_have_and_in_other_racks_where_there_i
     if 2 * largest + copies - 1 <= len(racks):
         for keeper, found in enumerate(keepers):
             assert all(racks[node] != racks[keeper] or racks[node] == "-" for node in found)
+
+
+def said(**changes: Any) -> str:
+    return json.dumps({"ranks": 2, "receiver": "", "rack": ""} | changes)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "[]", "7", "null", "{}", "[" * 100_000, said(rack=7), said(receiver=None)),
+        *(said(ranks=ranks) for ranks in (0, -2, 3, 1 << 80, "2", 0.5, None)),
+    ],
+)
+def test_a_node_that_says_what_cannot_be_understood_costs_no_copy_and_ends_nothing(
+    text: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    first, second = world("--", monkeypatch)
+    first._store.set("receiver/2", text)
+    for peers in (first, second):
+        assert peers.ranks_that_copy_here() == {0, 1, 2, 3}, "nothing that is here is given up for it"
+        assert peers.copy(Arena(tmp_path / "stage-0" / "state").slot(0, 0), HEADER, number=0, crc32=0)
+
+
+@pytest.mark.parametrize(
+    "receiver",
+    [
+        *("{", "[]", "7", "[" * 100_000, '{"host": "127.0.0.1", "token": "t"}'),
+        *(
+            json.dumps({"host": "127.0.0.1", "port": port, "token": "t"})
+            for port in (-1, 0, 1 << 16, 1 << 80, "7", None)
+        ),
+        json.dumps({"host": "a" * 300, "port": 7, "token": "t"}),
+        json.dumps({"host": 7, "port": 7, "token": "t"}),
+    ],
+)
+def test_an_address_that_is_none_costs_the_copies_and_ends_nothing(
+    receiver: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    first, _ = world("--", monkeypatch)
+    first._store.set("receiver/2", said(receiver=receiver))
+    slot = Arena(tmp_path / "stage-0" / "state").slot(0, 0)
+    slot.begin(0)
+    slot.finish(HEADER)
+    first.copy(slot, HEADER, number=0, crc32=0)
+    assert "rank 0 has no copy of its snapshots on another node" in caplog.text
+
+
+def test_a_receiver_of_a_later_release_may_say_more():
+    address = ReceiverAddress(host="fd00::1", port=7, token="t")
+    assert ReceiverAddress.load(json.dumps(json.loads(address.dump()) | {"more": 1})) == address
 
 
 def test_a_node_is_never_its_own_keeper():

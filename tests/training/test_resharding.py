@@ -24,7 +24,7 @@ from torch.distributed.tensor.placement_types import _StridedShard
 from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from perdure_training.checkpoint import Generators
+from perdure_training.checkpoint import Generators, resharding
 from perdure_training.checkpoint.former_parts import FormerPart
 from perdure_training.checkpoint.part_exchange import boxes
 from perdure_training.checkpoint.peers import Peers
@@ -88,6 +88,22 @@ def test_values_that_are_the_same_on_all_ranks_continue_with_fewer(world: World)
         capture(state)["optimizer"]["state"], capture(expected)["optimizer"]["state"], rtol=0, atol=0
     )
     assert capture(state)["scheduler"] == capture(expected)["scheduler"]
+
+
+def test_a_snapshot_that_cannot_be_read_any_more_says_nothing_about_the_sizes_of_worlds(
+    world: World, monkeypatch: pytest.MonkeyPatch
+):
+    """The job would form worlds of the former size only."""
+    save_as_world(world.folder, [{"step": 7}] * 2)
+
+    def fails(*_: object, **__: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as failing:
+        failing.setattr(resharding, "FormerSnapshot", fails)
+        with pytest.raises(OSError, match=os.strerror(errno.EIO)):
+            world.begin({"step": 0})
+    assert world.begin({"step": 0})[1] == 7
 
 
 def test_values_of_which_nothing_is_known_continue_as_they_are(world: World):

@@ -368,6 +368,16 @@ def test_what_generations_so_far_have_saved_after_the_last_sound_step_is_not_loa
     assert decide({0: spoiled + made_again}, 1, unsound=unsound).generation == 2
 
 
+def test_a_step_that_one_rank_reaches_twice_is_not_reached_by_two():
+    store = HashStore()
+    first, second = Completeness(store, 2), Completeness(store, 2)
+    first.reach(5)
+    first.reach(5)
+    assert not second.is_reached(5)
+    second.reach(5)
+    assert first.is_reached(5)
+
+
 def test_a_step_that_one_rank_saves_twice_is_no_step_of_two_ranks():
     store = HashStore()
     first, second = Completeness(store, 2), Completeness(store, 2)
