@@ -379,7 +379,8 @@ def _files_in(folder: Path, name: str) -> Iterator[SavedFile]:
             yield from _files_in(folder, f"{name}/{inner}")
     elif path.is_file():
         known = path.stat()
-        yield SavedFile(name, known.st_size, known.st_mtime_ns)
+        # A time before 1970, as some archives have, has no number.
+        yield SavedFile(name, known.st_size, max(known.st_mtime_ns, 0))
 
 
 def is_whole(folder: Path, files: Iterable[SavedFile]) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,16 @@ class Server:
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     played = Server()
-    monkeypatch.setattr(answering_storage, "_WITHIN", 0.3)
+
+    class Answer(Future[Any]):
+        """What is late at once where the server hangs, and never where it answers, however slow the machine is."""
+
+        def result(self, timeout: float | None = None) -> Any:
+            if timeout is not None:
+                wait_for(lambda: self.done() or played.waiting)
+            return super().result(None if timeout is None else 0)
+
+    monkeypatch.setattr(answering_storage, "Future", Answer)
 
     def hanging(method: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any, **named: Any) -> Any:
@@ -96,7 +106,7 @@ def test_a_storage_that_hangs_is_named_with_the_file_and_the_remedy(
     for _ in range(20):
         with pytest.raises(StorageAway) as error:
             link.read(asked, patience=0)
-        assert f"{tmp_path / 'storage'} hangs: it has given nothing of {named} for 0.3 s" in str(error.value)
+        assert f"{tmp_path / 'storage'} hangs: it has given nothing of {named} for 60 s" in str(error.value)
         assert "See on this node whether its server is reached, and mount it again" in str(error.value)
     assert server.waiting == 1, "no further call waits"
 

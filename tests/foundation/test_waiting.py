@@ -26,6 +26,7 @@ SLEEPS = {
     "tests/system/differing_values.py": "a training, whose steps take time",
     "tests/system/keeps_states.py": "a training, whose steps take time",
     "tests/training/test_planned_hold.py": "a training, whose steps take time",
+    "tests/training/test_announcements.py": "a training, whose steps take time",
     "tests/page/test_logs_in_progress.py": "a job that writes a line now and then, and a browser that reads slowly",
     "tests/system/slow_rank.py": "a training, whose steps take time",
     "tests/system/wrong_results.py": "a training, whose steps take time",
