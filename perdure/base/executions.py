@@ -40,6 +40,9 @@ from perdure.base import shortages
 OPEN: Final = "CloseTime IS NULL"
 """The visibility query for open executions. `ExecutionStatus = 'Running'` leaves out those that are paused."""
 
+LAST_OF_THEIR_CHAINS: Final = "ExecutionStatus != 'ContinuedAsNew'"
+"""The visibility query for executions that did not continue as new."""
+
 
 def quoted(text: str) -> str:
     """Returns a text as a value of a visibility query. Anybody who may start workflows chooses their IDs."""

@@ -19,7 +19,15 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from perdure.agent.job_liveness import has_groups
 from perdure.base.errors import ExitCode, PerdureError, Refused
-from perdure.base.executions import converter_for, describe_all, find, list_executions, memo_value, quoted
+from perdure.base.executions import (
+    LAST_OF_THEIR_CHAINS,
+    converter_for,
+    describe_all,
+    find,
+    list_executions,
+    memo_value,
+    quoted,
+)
 from perdure.client.client import Client
 from perdure.client.connection import CALL_TIMEOUT
 from perdure.client.error_mapping import map_errors
@@ -77,9 +85,9 @@ class Runs:
         """Finds the last run of a job that has continued as new for so long that the server has forgotten its first
         one."""
         temporal = await self._client.connect()
-        ended = f"WorkflowId = {quoted(resource.workflow_id)} AND ExecutionStatus != 'ContinuedAsNew'"
+        last = f"WorkflowId = {quoted(resource.workflow_id)} AND {LAST_OF_THEIR_CHAINS}"
         async with map_errors(self._client):
-            listed = list_executions(temporal, ended, limit=_NAMESAKES, rpc_timeout=CALL_TIMEOUT)
+            listed = list_executions(temporal, last, limit=_NAMESAKES, rpc_timeout=CALL_TIMEOUT)
             run_ids = [one.run_id async for one in listed]
         for run_id in run_ids:
             run = await self._find(resource.workflow_id, run_id)

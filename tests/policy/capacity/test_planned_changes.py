@@ -347,6 +347,17 @@ def test_a_small_state_that_is_stored_again_while_a_large_one_still_is_suspends_
     assert job.state.phase is JobPhase.SUSPENDED
 
 
+def test_a_checkpointer_that_stores_nothing_in_time_is_named_with_what_is_durable():
+    job = scenario(save_timeout="40s")
+    save(save(job, "model", step=1), "average", step=1).take(SUSPEND)
+    save(job, "model", step=30, answers=1, beside=("average",))
+    assert job.wait(41).state.phase is JobPhase.SUSPENDED
+    [text] = [one.text for one in job.incident.evidence if "was not durable in time" in one.text]
+    assert text.endswith(
+        "step 30 is durable, and the script's other checkpointers, such as 'average', have stored none since"
+    )
+
+
 def test_states_of_two_worlds_suspend_no_job():
     job = scenario().take(SUSPEND)
     save(job, "average", step=30, answers=1, beside=("model",))

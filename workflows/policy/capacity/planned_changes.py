@@ -416,5 +416,19 @@ def _outcome(state: RoleInJob, postponed: PostponedChange, now: datetime) -> str
         if held is not None and holds.have_trained_on(held, now):
             end = f": all ranks waited at it, and {_TRAINED_ON}"
         return f"the checkpoint of step {durable.checkpoint.step:,}, {waited}, is durable{end}"
-    why = state.checkpoints.problem or "the ranks reported none"
+    why = state.checkpoints.problem or _of_others_late(state, postponed) or "the ranks reported none"
     return f"the checkpoint {waited} was not durable in time, and the change did not wait longer: {why}"
+
+
+def _of_others_late(state: RoleInJob, postponed: PostponedChange) -> str:
+    """What is durable, and whose part is not, where the script has several checkpointers; empty where none is."""
+    known = state.checkpoints
+    if known.durable is None or known.durable.committed_at < postponed.since:
+        return ""
+    late = sorted(place for place, answered in known.answers_of.items() if answered < postponed.checkpoint_request)
+    if not late:
+        return ""
+    step = known.durable.checkpoint.step
+    return (
+        f"step {step:,} is durable, and the script's other checkpointers, such as {late[0]!r}, have stored none since"
+    )
