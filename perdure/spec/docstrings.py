@@ -16,6 +16,8 @@ from typing import cast
 
 from pydantic import BaseModel
 
+_TRIES = 10
+
 
 @cache
 def field_docstrings(model: type[BaseModel]) -> Mapping[str, str]:
@@ -29,11 +31,10 @@ def field_docstrings(model: type[BaseModel]) -> Mapping[str, str]:
 
 def _own(kind: type) -> dict[str, str]:
     try:
-        source = inspect.getsource(kind)
+        definition = _definition(kind)
     except (OSError, TypeError):
         # An application may be packed without its source.
         return {}
-    definition = cast("ast.ClassDef", ast.parse(textwrap.dedent(source)).body[0])
     return {
         field.target.id: inspect.cleandoc(text.value.value)
         for field, text in pairwise(definition.body)
@@ -43,3 +44,15 @@ def _own(kind: type) -> dict[str, str]:
         and isinstance(text.value, ast.Constant)
         and isinstance(text.value.value, str)
     }
+
+
+def _definition(kind: type) -> ast.ClassDef:
+    tries = 0
+    while True:
+        try:
+            return cast("ast.ClassDef", ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0])
+        except SystemError:
+            # Before Python 3.13 two threads that parse at the same time disturb each other (CPython's issue 106905).
+            tries += 1
+            if tries >= _TRIES:
+                raise

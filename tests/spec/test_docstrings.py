@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from perdure.spec import docstrings
 from perdure.spec.base import Section
 from perdure.spec.docstrings import field_docstrings
 
@@ -38,3 +41,17 @@ def test_a_class_without_source_has_no_docstrings(module: str):
     names: dict[str, Any] = {"Section": Section, "__name__": module}
     exec('class Made(Section):\n    number: int = 1\n    """Lost."""\n', names)
     assert field_docstrings(names["Made"]) == {}
+
+
+def test_another_thread_that_parses_at_the_same_time_costs_no_docstring(monkeypatch: pytest.MonkeyPatch):
+    disturbed = [SystemError("AST constructor recursion depth mismatch")]
+
+    def source_of(kind: type) -> str:
+        if disturbed:
+            raise disturbed.pop()
+        return inspect.getsource(kind)
+
+    played = SimpleNamespace(getsource=source_of, cleandoc=inspect.cleandoc)
+    monkeypatch.setattr(docstrings, "inspect", played)
+    assert docstrings._own(Described) == {"first": "What stands\non two lines."}
+    assert not disturbed
