@@ -19,7 +19,7 @@ import re
 import secrets
 import socket
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -74,14 +74,15 @@ class ReceiverAddress:
             ValueError: if it is anything else.
         """
         try:
-            fields: dict[str, Any] = dict(json.loads(text))
-            host, port, token = fields["host"], fields["port"], fields["token"]
+            said: dict[str, Any] = dict(json.loads(text))
+            # A later release may say more.
+            address = cls(**{field.name: said[field.name] for field in fields(cls)})
         except (TypeError, KeyError, RecursionError) as error:
             raise ValueError(f"expected host, port and token, found {text[:120]!r}") from error
-        # A later release may say more.
+        host, port, token = address.host, address.port, address.token
         if not (isinstance(host, str) and isinstance(token, str) and isinstance(port, int) and 0 < port < 1 << 16):
             raise ValueError(f"expected host, port and token, found {text[:120]!r}")
-        return cls(host=host, port=port, token=token)
+        return address
 
 
 @dataclass(frozen=True, kw_only=True)
