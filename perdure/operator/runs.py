@@ -88,7 +88,7 @@ class Runs:
         last = f"WorkflowId = {quoted(resource.workflow_id)} AND {LAST_OF_THEIR_CHAINS}"
         async with map_errors(self._client):
             listed = list_executions(temporal, last, limit=_NAMESAKES, rpc_timeout=CALL_TIMEOUT)
-            run_ids = [one.run_id async for one in listed]
+            run_ids = [execution.run_id async for execution in listed]
         for run_id in run_ids:
             run = await self._find(resource.workflow_id, run_id)
             if run is not None and run.first_run_id == resource.status.run_id:

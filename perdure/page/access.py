@@ -120,22 +120,22 @@ async def allowed(visit: Visit, right: Right, namespaces: Iterable[str]) -> froz
     Raises:
         ApiAway: if it can be said of none.
     """
-    asked = [(right, one) for one in set(namespaces)]
-    answers = await _answers(visit, asked)
-    unknown = next((one for one in answers if isinstance(one, ApiAway)), None)
+    questions = [(right, namespace) for namespace in set(namespaces)]
+    answers = await _answers(visit, questions)
+    unknown = next((answer for answer in answers if isinstance(answer, ApiAway)), None)
     if unknown is not None and True not in answers:
         raise unknown
-    return frozenset(namespace for (_, namespace), answer in zip(asked, answers, strict=True) if answer is True)
+    return frozenset(namespace for (_, namespace), answer in zip(questions, answers, strict=True) if answer is True)
 
 
 async def held(visit: Visit, rights: Iterable[Right], namespace: str) -> frozenset[Right]:
     """Those of some rights that the user is known to have in a namespace."""
-    asked = [(right, namespace) for right in set(rights)]
-    answers = await _answers(visit, asked)
-    return frozenset(right for (right, _), answer in zip(asked, answers, strict=True) if answer is True)
+    questions = [(right, namespace) for right in set(rights)]
+    answers = await _answers(visit, questions)
+    return frozenset(right for (right, _), answer in zip(questions, answers, strict=True) if answer is True)
 
 
-async def _answers(visit: Visit, asked: Sequence[tuple[Right, str]]) -> list[bool | ApiAway]:
+async def _answers(visit: Visit, questions: Sequence[tuple[Right, str]]) -> list[bool | ApiAway]:
     """Whether the user has each right; why that cannot be said."""
     slots = asyncio.Semaphore(_AT_ONCE)
 
@@ -146,7 +146,7 @@ async def _answers(visit: Visit, asked: Sequence[tuple[Right, str]]) -> list[boo
             except ApiAway as error:
                 return error
 
-    return await asyncio.gather(*(answer(*one) for one in asked))
+    return await asyncio.gather(*(answer(*question) for question in questions))
 
 
 def derived(secret: str, purpose: str) -> str:

@@ -52,7 +52,7 @@ def _definition(kind: type) -> ast.ClassDef:
         try:
             return cast("ast.ClassDef", ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0])
         except SystemError:
-            # Before Python 3.13 two threads that parse at the same time disturb each other (CPython's issue 106905).
+            # Before Python 3.13 this may happen where other code parses meanwhile (CPython's issue 106905).
             tries += 1
             if tries >= _TRIES:
                 raise
