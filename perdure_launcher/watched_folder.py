@@ -52,6 +52,8 @@ _DRAFT_ENDS = (".tmp", ".temp", ".part", ".partial", ".incomplete")
 """How names of what is still being written begin or end."""
 _LONGEST_PATH = 1024
 """Characters of a path that the agent takes."""
+_LATEST = 2**63 - 1
+"""Nanoseconds since the epoch."""
 _PIECE = 1 << 22
 _RESTORED = ".perdure-restored"
 _DCP_DATA, _DCP_INDEX = ".distcp", ".metadata"
@@ -379,8 +381,8 @@ def _files_in(folder: Path, name: str) -> Iterator[SavedFile]:
             yield from _files_in(folder, f"{name}/{inner}")
     elif path.is_file():
         known = path.stat()
-        # A time before 1970, as some archives have, has no number.
-        yield SavedFile(name, known.st_size, max(known.st_mtime_ns, 0))
+        # The agent knows no time before 1970 or after 2262, as some archives have.
+        yield SavedFile(name, known.st_size, min(max(known.st_mtime_ns, 0), _LATEST))
 
 
 def is_whole(folder: Path, files: Iterable[SavedFile]) -> bool:

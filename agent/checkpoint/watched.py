@@ -458,7 +458,7 @@ def _names(entries: Iterable[ChosenEntry]) -> list[str]:
 def _compare(file: int, wanted: WatchedFile) -> None:
     """Raises `ValueError` if a file is not the one that the launcher found complete."""
     found = os.fstat(file)
-    if (found.st_size, max(found.st_mtime_ns, 0)) != (wanted.size, wanted.modified):
+    if (found.st_size, min(max(found.st_mtime_ns, 0), _LARGEST)) != (wanted.size, wanted.modified):
         raise ValueError(f"{wanted.path} changes while it is copied")
 
 

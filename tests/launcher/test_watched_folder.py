@@ -185,13 +185,15 @@ def test_what_has_a_name_that_cannot_be_copied_is_said_once_and_holds_nothing_up
     (deep / "step-1.txt").write_text("deep")
     (saves / "old-1.txt").write_text("from an archive")
     os.utime(saves / "old-1.txt", ns=(-1, -(10**18)))
+    (saves / "late-1.txt").write_text("from another archive")
+    os.utime(saves / "late-1.txt", ns=(0, 10**19))
     watched = watch(agent, saves)
     for step in (1, 2):
         torch.save({"step": step}, saves / f"step-{step}.pt")
         watched.look()
         watched.look()
     watched.close(within=60)
-    assert on_another_node(agent, tmp_path / "other") == ["old-1.txt", "step-2.pt"]
+    assert on_another_node(agent, tmp_path / "other") == ["late-1.txt", "old-1.txt", "step-2.pt"]
     assert caplog.text.count("is not copied: its name is not UTF-8") == 1
     assert caplog.text.count("is not copied: it has a path of more than 1,024 characters") == 1
 
