@@ -33,7 +33,7 @@ with workflow.unsafe.imports_passed_through():
     from perdure.workflows.carrying import Packed, pack, unpack
     from perdure.workflows.companion import JobOwner, accompany, owner_of, start_companion
     from perdure.workflows.node_record import GroupInput
-    from perdure.workflows.patching import bounds_grants, spaces_tries
+    from perdure.workflows.patching import bounds_grants, keeps_what_is_done, spaces_tries
     from perdure.workflows.policy.diagnosis.claims import why_beyond
     from perdure.workflows.policy.services.datasets import (
         MOST_NAMED,
@@ -72,6 +72,7 @@ class Dataset:
         self._unreadable = self._known_unreadable = self._input.unreadable
         self._bounded = bounds_grants()
         self._spaced = spaces_tries()
+        self._stays_done = keeps_what_is_done()
 
     @workflow.run
     async def run(self, dataset: DatasetInput | Packed) -> DatasetView:
@@ -88,7 +89,11 @@ class Dataset:
     @workflow.update(description="What ranks have done, for what they need next")
     def exchange(self, request: DatasetRequest) -> DatasetAnswer:
         self._state, answers = exchange_all(
-            self._state, request, bounded=self._bounded, now=workflow.now() if self._spaced else None
+            self._state,
+            request,
+            bounded=self._bounded,
+            stays_done=self._stays_done,
+            now=workflow.now() if self._spaced else None,
         )
         if self._spaced:
             ranks = max((one.world_size for one in request.ranks), default=1)

@@ -65,6 +65,12 @@ def spaces_tries() -> bool:
     return workflow.patched("spaced-tries")
 
 
+def keeps_what_is_done() -> bool:
+    """Whether a process that begins beside those that continue moves a dataset to no position in this run; call it
+    once, in `workflow.init`. An earlier run has moved it."""
+    return workflow.patched("stays-done")
+
+
 def splits_here() -> bool:
     """Whether a message that is too large is split at this moment, as any release does that asks."""
     return workflow.patched(f"splits-transitions-{workflow.info().get_current_history_length()}")

@@ -179,6 +179,8 @@ class ShardAnswer(Message):
     """Why the rank gets nothing, for its user."""
     superseded: bool = False
     """A newer term has begun: of a newer world, or another rank has loaded a position."""
+    not_taken: bool = False
+    """The position that the rank has loaded moves nothing: others have gone on from there."""
 
 
 class DatasetRequest(RoutedMessage, route=Route(Destination.DATASET, "exchange")):

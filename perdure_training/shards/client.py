@@ -430,6 +430,12 @@ class ShardClient(ABC, Generic[_Leased]):
         if self._refused or self._superseded:
             return
         self._acknowledged = True
+        if answer.get("not_taken"):
+            logger.warning(
+                "dataset %s: the position that this process has loaded is not taken: the other processes of its role "
+                "have gone on from there, and what they have done stays done",
+                self._name,
+            )
         if answer.get("base") is not None and self._base is None:
             self._base = answer["base"]
         self._holding.settle(report)

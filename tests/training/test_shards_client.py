@@ -34,6 +34,7 @@ class Job:
         self.loses: Callable[[], bool] = lambda: False
         """Whether the next answer is lost on its way."""
         self.requests: list[ShardRequest] = []
+        self.keeps_processes = False
 
     def exchange(self, name: str, body: dict[str, Any]) -> dict[str, Any]:
         with self.lock:
@@ -42,7 +43,8 @@ class Job:
             parameters = DatasetParameters.model_validate(body["parameters"])
             request = ShardRequest.model_validate(body["request"])
             self.requests.append(request)
-            self.state, answer = exchange(self.state, parameters, Term.model_validate(body["term"]), request)
+            term = Term.model_validate(body["term"])
+            self.state, answer = exchange(self.state, parameters, term, request, keeps_processes=self.keeps_processes)
             if self.loses():
                 raise AgentAway("the answer was lost")
             return answer.model_dump(mode="json")
@@ -348,3 +350,18 @@ assert roles.known() == {}
 
 def test_an_interpreter_without_torch_reads_a_dataset_to_its_end() -> None:
     subprocess.run([sys.executable, "-c", WITHOUT_TORCH], check=True, timeout=60)
+
+
+def test_a_process_says_that_its_position_is_not_taken_where_others_continue(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    job = Job(size=100, shard_size=10)
+    job.keeps_processes = True
+    other = client(job, monkeypatch, rank=1)
+    saved = other.state_dict()
+    assert next(iter(other)).first == 0
+    began = client(job, monkeypatch, generation=2)
+    began.load_state_dict(saved)
+    assert next(iter(began)).first > 0
+    assert caplog.text.count("is not taken") == 1

@@ -92,6 +92,7 @@ class Machine(RuleBasedStateMachine):
     def _new_ranks(self, term: Term, loaded: Position | None) -> None:
         old = getattr(self, "ranks", [])
         self.ranks = [Rank(number) for number in range(RANKS)]
+        self.keeps_processes = False
         for rank in self.ranks:
             self.exchange(rank, rank.request(position=loaded), term)
         for rank in old:
@@ -102,10 +103,10 @@ class Machine(RuleBasedStateMachine):
         self.term = term
 
     def exchange(
-        self, rank: Rank, request: ShardRequest, term: Term | None = None, *, keeps_processes: bool = False
+        self, rank: Rank, request: ShardRequest, term: Term | None = None, *, now: datetime | None = None
     ) -> ShardAnswer:
         self.state, answer = exchange(
-            self.state, self.parameters, term or self.term, request, keeps_processes=keeps_processes
+            self.state, self.parameters, term or self.term, request, keeps_processes=self.keeps_processes, now=now
         )
         assert not answer.refused
         assert not answer.superseded
@@ -116,7 +117,10 @@ class Machine(RuleBasedStateMachine):
     def asks(self, number: int, shards: int, lost: bool) -> None:
         rank = self.ranks[number]
         if lost:
-            self.state, _ = exchange(self.state, self.parameters, self.term, rank.request(shards=shards))
+            request = rank.request(shards=shards)
+            self.state, _ = exchange(
+                self.state, self.parameters, self.term, request, keeps_processes=self.keeps_processes
+            )
         self.exchange(rank, rank.request(shards=shards))
 
     @rule(number=st.integers(0, RANKS - 1), data=st.data())
@@ -155,7 +159,12 @@ class Machine(RuleBasedStateMachine):
         position, consumed = data.draw(st.sampled_from(self.saved))
         rewound = Term(generation=self.term.generation, rewinds=self.term.rewinds + 1)
         self.consumed = consumed
-        self._new_ranks(rewound if same_world else Term(generation=self.term.generation + 1, rewinds=1), position)
+        self._new_ranks(
+            rewound
+            if same_world and not self.keeps_processes
+            else Term(generation=self.term.generation + 1, rewinds=1),
+            position,
+        )
 
     @rule()
     def is_killed(self) -> None:
@@ -164,21 +173,26 @@ class Machine(RuleBasedStateMachine):
             self.consumed = difference(self.consumed, rank.done)
         self._new_ranks(Term(generation=self.term.generation + 1), None)
 
-    @rule(number=st.integers(0, RANKS - 1), shards=st.integers(0, 3))
-    def is_killed_alone(self, number: int, shards: int) -> None:
-        """One process is started again, and the others continue: what they hold stays theirs."""
+    @rule(number=st.integers(0, RANKS - 1), shards=st.integers(0, 3), data=st.data())
+    def is_killed_alone(self, number: int, shards: int, data: st.DataObject) -> None:
+        """One process is started again, and the others continue: what they hold stays theirs, and what they have done
+        stays done, whichever position the new one loads."""
+        position = data.draw(st.sampled_from([None, *(position for position, _ in self.saved)]))
         killed, self.ranks[number] = self.ranks[number], Rank(number)
         self.consumed = difference(self.consumed, killed.done)
         self.term = Term(generation=self.term.generation + 1, rewinds=self.term.rewinds)
+        self.keeps_processes = True
         others = [rank for rank in self.ranks if rank.number != number]
         if not _rest(self.state):
             # Others would get what is kept for a rank that has not reported yet.
             shards = 0
-        for rank, request in (
-            (self.ranks[number], self.ranks[number].request(shards=min(shards, 1))),
-            *((rank, rank.request(continues=True)) for rank in others),
+        rewound = self.term.replace(rewinds=self.term.rewinds + (position is not None))
+        for rank, request, term in (
+            (self.ranks[number], self.ranks[number].request(shards=min(shards, 1), position=position), rewound),
+            *((rank, rank.request(continues=True), self.term) for rank in others),
         ):
-            self.exchange(rank, request, keeps_processes=True)
+            answer = self.exchange(rank, request, term)
+            assert answer.not_taken == (request.position is not None)
             rank.continues = rank.number != number
 
     @invariant()
@@ -257,16 +271,10 @@ class TimedMachine(Machine):
     """The same while time passes: shards that have failed are tried again after a pause."""
 
     def exchange(
-        self, rank: Rank, request: ShardRequest, term: Term | None = None, *, keeps_processes: bool = False
+        self, rank: Rank, request: ShardRequest, term: Term | None = None, *, now: datetime | None = None
     ) -> ShardAnswer:
         self.now = getattr(self, "now", NOW) + timedelta(seconds=1)
-        self.state, answer = exchange(
-            self.state, self.parameters, term or self.term, request, keeps_processes=keeps_processes, now=self.now
-        )
-        assert not answer.refused
-        assert not answer.superseded
-        rank.take(answer)
-        return answer
+        return super().exchange(rank, request, term, now=self.now)
 
 
 TestTimedMachine = TimedMachine.TestCase

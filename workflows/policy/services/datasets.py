@@ -9,7 +9,8 @@ Invariants:
       leased to others when nothing else is left, so nothing waits for a rank that is gone.
     - A shard is set aside for tries between which others were done: an outage of the storage, in which all fail, sets
       none aside, and has a few of them tried now and then.
-    - The first rank that names a term decides at which position it begins. The others must name the same one.
+    - The first rank that names a term decides at which position it begins. The others must name the same one. Where
+      processes continue in it, what is done stays done, whichever position the process beside them loads.
     - The number of spans is bounded by ranks and partitions, not by samples: a rank that holds too many fragments is
       granted none, and what would make too many of them is refused. So is the time that an exchange takes: training
       code chooses what it reports, and the worker serves other jobs, too.
@@ -163,7 +164,12 @@ def begin(parameters: DatasetParameters) -> DatasetState:
 
 
 def exchange_all(
-    state: DatasetState, request: DatasetRequest, *, bounded: bool = True, now: datetime | None = None
+    state: DatasetState,
+    request: DatasetRequest,
+    *,
+    bounded: bool = True,
+    stays_done: bool = True,
+    now: datetime | None = None,
 ) -> tuple[DatasetState, tuple[ShardAnswer, ...]]:
     """Answers the requests of a node's ranks, in their order.
 
@@ -171,6 +177,8 @@ def exchange_all(
         state: The dataset.
         request: The requests.
         bounded: Whether the time of one exchange is bounded for what is granted, too.
+        stays_done: Whether a process that begins beside those that continue moves the dataset to no position; not in a
+            run of an earlier release.
         now: The time; None for a run of an earlier release, which leases a shard that has failed again at once.
     """
     answers: list[ShardAnswer] = []
@@ -179,7 +187,13 @@ def exchange_all(
         known = one.replace(failed=one.failed[:left], shards=one.shards if looks > 0 else 0)
         left -= len(known.failed)
         state, answer = exchange(
-            state, request.parameters, request.term, known, keeps_processes=request.keeps_processes, now=now
+            state,
+            request.parameters,
+            request.term,
+            known,
+            keeps_processes=request.keeps_processes,
+            stays_done=stays_done,
+            now=now,
         )
         looks -= len(state.free) + len(state.leases) + 5 * len(state.failures) if bounded and known.shards else 0
         answers.append(answer)
@@ -193,6 +207,7 @@ def exchange(
     request: ShardRequest,
     *,
     keeps_processes: bool = False,
+    stays_done: bool = True,
     now: datetime | None = None,
 ) -> tuple[DatasetState, ShardAnswer]:
     """Takes in what a rank has done, and grants it what it needs.
@@ -203,8 +218,17 @@ def exchange(
         term: The rank's term.
         request: What the rank has done, and needs.
         keeps_processes: Whether processes of older generations continue in the term's.
+        stays_done: As of `exchange_all`.
         now: As of `exchange_all`.
     """
+    not_taken = False
+    if stays_done and keeps_processes and request.world_size > 1:
+        # Each of its processes begins by itself: the number of positions that it has loaded orders nothing.
+        term = Term(generation=term.generation)
+        if state.term.generation:
+            newer = term.order > state.term.order
+            not_taken = request.position is not None and (newer or request.position != state.loaded)
+            request = request.replace(position=None)
     if parameters != state.parameters:
         return state, ShardAnswer(refused=_difference(state.parameters, parameters))
     if term.order < state.term.order:
@@ -228,6 +252,7 @@ def exchange(
         granted=union(lost, granted),
         drained=request.shards > 0 and not granted and not _rest(state) and not _may_grow(state),
         base=state.base if request.needs_base else None,
+        not_taken=not_taken,
     )
 
 
