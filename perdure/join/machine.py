@@ -62,6 +62,9 @@ yet."""
 _DEPARTURE_TIMEOUT = timedelta(seconds=10)
 """The time for trying to send the departure notice. Without the notice the lease lapses, and the job learns of the
 departure later."""
+_ANSWER_WITHIN = 3.0
+"""Seconds for the answer to a request for a place that is on its way when a signal comes: nothing of the job runs here
+yet, and the user waits. Without it, other machines get that place after `rendezvous.enter_timeout`."""
 
 ResultT = TypeVar("ResultT")
 
@@ -213,22 +216,31 @@ class MachineInJob:
                 await self._wait(reason, min(max(shortest, (loop.time() - since) / _MORE_SELDOM), longest))
 
     async def _ask(self) -> JoinAnswer | JobResult:
-        """Requests a place once."""
+        """Requests a place once. Where a signal comes before the answer, the place is given back that it has."""
         machine = self._machine
-        return await self._connection.request_place(
-            JoinRequest(
-                node_id=machine.node_id,
-                session=self._connection.session,
-                stay=self._node_sessions,
-                started_at=self._started_at,
-                boot=boot_id(),
-                uptime=self._uptime,
-                host=machine.host,
-                role=self._options.role,
-                place=machine.place,
-                command=self._options.command,
-            )
+        request = JoinRequest(
+            node_id=machine.node_id,
+            session=self._connection.session,
+            stay=self._node_sessions,
+            started_at=self._started_at,
+            boot=boot_id(),
+            uptime=self._uptime,
+            host=machine.host,
+            role=self._options.role,
+            place=machine.place,
+            command=self._options.command,
         )
+        asking = asyncio.ensure_future(self._connection.request_place(request))
+        try:
+            return await asyncio.shield(asking)
+        except asyncio.CancelledError:
+            with contextlib.suppress(PerdureError, TimeoutError):
+                async with asyncio.timeout(_ANSWER_WITHIN):
+                    answer = await asking
+                if isinstance(answer, JoinAnswer) and answer.node is not None:
+                    ending = Ending(time=now(), reason=self._why_leaving)
+                    await self._report_departure(answer.node, ending, LossCause.WANTED)
+            raise
 
     # Staying and leaving
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import signal
 import time
 from collections.abc import Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any, cast
 
 import pytest
@@ -19,7 +21,7 @@ from perdure.base.errors import (
     JoinRefused,
     PerdureError,
 )
-from perdure.contract import JoinAnswer, JoinRefusal, JoinRequest
+from perdure.contract import JoinAnswer, JoinRefusal, JoinRequest, LossCause
 from perdure.join import machine
 from perdure.join.machine import JoinOptions, MachineInJob
 
@@ -103,3 +105,38 @@ async def test_a_server_with_too_much_to_do_is_asked_again_without_wait(
     with contextlib.nullcontext() if waits else pytest.raises(ControlPlaneUnreachable):
         await joining._take_place()
     assert bool(job.fails) != waits
+
+
+class Answering(Pausing):
+    """A connection whose answer is on its way."""
+
+    def __init__(self, answer: JoinAnswer) -> None:
+        super().__init__()
+        self.is_asked, self.may_answer = asyncio.Event(), asyncio.Event()
+        self.answer = answer
+        self.given_back: list[tuple[object, str, LossCause]] = []
+
+    async def request_place(self, request: JoinRequest) -> JoinAnswer:
+        self.is_asked.set()
+        await self.may_answer.wait()
+        return self.answer
+
+    async def report_departure(self, place: object, *, time: datetime, reason: str, cause: LossCause) -> None:
+        self.given_back.append((place, reason, cause))
+
+
+@pytest.mark.parametrize("answers", [True, False], ids=["a place", "no answer"])
+async def test_a_place_that_is_given_while_a_signal_comes_is_given_back(monkeypatch: pytest.MonkeyPatch, answers: bool):
+    monkeypatch.setattr(machine, "_ANSWER_WITHIN", 60.0 if answers else 0.0)
+    place = cast("Any", object())
+    job = Answering(JoinAnswer.model_construct(node=place))
+    own = Machine(node_id="a", host="here", address="127.0.0.1")
+    leaving = job.may_answer.set if answers else lambda: None
+    options = JoinOptions(job="job")
+    joining = MachineInJob(cast("Any", job), own, options, say=lambda line: None, on_leaving=leaving)
+    running = asyncio.create_task(joining.run())
+    await job.is_asked.wait()
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert await running == 128 + signal.SIGTERM
+    told = (place, "`perdure join` on here got SIGTERM", LossCause.WANTED)
+    assert job.given_back == ([told] if answers else [])
