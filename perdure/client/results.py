@@ -10,7 +10,7 @@ from temporalio.client import WorkflowFailureError, WorkflowHandle
 from temporalio.exceptions import ApplicationError, CancelledError, TerminatedError, TimeoutError
 from temporalio.service import RPCError
 
-from perdure.base.encryption.codec import REFUSED_PAYLOAD
+from perdure.base.encryption.codec import REFUSED_PAYLOAD, UNREADABLE_JSON
 from perdure.base.errors import ExitCode, Refused
 from perdure.base.executions import QueryRejected, describe, query
 from perdure.client.connection import CALL_TIMEOUT
@@ -29,7 +29,7 @@ async def result_of(
     if isinstance(cause, ApplicationError):
         if cause.type == "JobFailed" and cause.details:
             return JobResult.model_validate(cause.details[0])
-        if cause.type == "InvalidSpec":
+        if cause.type in ("InvalidSpec", UNREADABLE_JSON):
             raise Refused(f"the job's specification is wrong:\n{cause.message}") from error
         if cause.type == REFUSED_PAYLOAD:
             raise start_refusal(cause) from error

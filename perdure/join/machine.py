@@ -64,7 +64,7 @@ _DEPARTURE_TIMEOUT = timedelta(seconds=10)
 departure later."""
 _ANSWER_WITHIN = 3.0
 """Seconds for the answer to a request for a place that is on its way when a signal comes: nothing of the job runs here
-yet, and the user waits. Without it, other machines get that place after `rendezvous.enter_timeout`."""
+yet, and the user waits. Without it, other machines get that place after `timing.rendezvous.enter_timeout`."""
 
 ResultT = TypeVar("ResultT")
 

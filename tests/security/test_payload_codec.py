@@ -13,7 +13,7 @@ from temporalio.client import Client
 from temporalio.converter import ActivitySerializationContext, SerializationContext, WorkflowSerializationContext
 from temporalio.exceptions import ApplicationError
 
-from perdure.base.encryption.codec import ENCRYPTED, REFUSED_PAYLOAD, PayloadEncryption, Plain
+from perdure.base.encryption.codec import ENCRYPTED, REFUSED_PAYLOAD, UNREADABLE_JSON, PayloadEncryption, Plain
 from perdure.base.encryption.earlier_runs import EarlierRuns
 from perdure.base.encryption.keys import PayloadKeys, create_keys, rotate_keys
 from perdure.base.errors import PayloadKeysError, Refused
@@ -214,3 +214,14 @@ async def test_a_worker_gives_pods_no_keys_and_refuses_to_lose_them(
                 _kubernetes_backend(client)
         else:
             assert _kubernetes_backend(client).name == "kubernetes"
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [(b'{"a":' * 300 + b"1" + b"}" * 300, "recursion limit"), (b'{"a": ', "EOF")],
+    ids=["deep", "cut"],
+)
+async def test_what_no_reader_of_json_can_read_is_refused_for_good(content: bytes, why: str) -> None:
+    with pytest.raises(ApplicationError, match=why) as refused:
+        await decrypted(PayloadEncryption.of(None), Payload(metadata={"encoding": b"json/plain"}, data=content))
+    assert (refused.value.type, refused.value.non_retryable) == (UNREADABLE_JSON, True)

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 from typing import Any
+from uuid import uuid4
 
 import pytest
-from temporalio.client import Client, WorkflowUpdateFailedError
+from temporalio.api.common.v1 import Payload
+from temporalio.client import Client, WorkflowFailureError, WorkflowUpdateFailedError
+from temporalio.common import RawValue
+from temporalio.exceptions import ApplicationError
 
+from perdure.base.encryption.codec import UNREADABLE_JSON, PayloadEncryption
 from perdure.contract import (
     Accepted,
     Failure,
@@ -133,3 +138,40 @@ def test_a_failure_without_a_zone_is_utc():
         {"sender": sender, "sequence": 1, "time": time, "generation": 1, "kind": FailureKind.RANKS}
     )
     assert failure.time == time.replace(tzinfo=UTC)
+
+
+DEEP = RawValue(Payload(metadata={"encoding": b"json/plain"}, data=b'{"a":' * 400 + b"1" + b"}" * 400))
+"""What no reader of JSON follows, as a user's own program can send it."""
+
+
+async def as_users_connect(client: Client) -> Client:
+    """A connection with the converter that workers and commands use."""
+    converter = PayloadEncryption.of(None).data_converter
+    return await Client.connect(
+        client.service_client.config.target_host, namespace=client.namespace, data_converter=converter
+    )
+
+
+@pytest.mark.parametrize("workflow", ["TrainingJob", "ScheduledJob"])
+async def test_a_job_that_is_started_with_what_cannot_be_read_ends(temporal_client: Client, workflow: str):
+    async with running_fleet(await as_users_connect(temporal_client)) as fleet:
+        job = await fleet.client.start_workflow(
+            workflow, DEEP, id=f"job/default/{uuid4()}", task_queue=fleet.task_queue
+        )
+        with pytest.raises(WorkflowFailureError) as failed:
+            await job.result()
+        assert isinstance(failed.value.cause, ApplicationError)
+        assert failed.value.cause.type == UNREADABLE_JSON
+
+
+async def test_a_message_that_cannot_be_read_stops_no_job(temporal_client: Client):
+    async with running_fleet(await as_users_connect(temporal_client)) as fleet:
+        job = await submit(fleet, job_spec("2"))
+        await running(job, nodes=2)
+        for name in ("failure", "transitions", "shards_set_aside"):
+            await job.signal(name, DEEP)
+        for name in ("scale", "join"):
+            with pytest.raises(WorkflowUpdateFailedError):
+                await job.execute_update(name, DEEP)
+        assert await job.execute_update("restart", RestartRequest(reason="once more"), result_type=Accepted)
+        await running(job, nodes=2, generation=2)

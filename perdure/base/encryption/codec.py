@@ -22,10 +22,11 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from pydantic import ValidationError
 from temporalio.api.common.v1 import Payload
 from temporalio.api.failure.v1 import Failure
 from temporalio.client import Client
-from temporalio.contrib.pydantic import PydanticPayloadConverter
+from temporalio.contrib.pydantic import PydanticJSONPlainPayloadConverter, PydanticPayloadConverter
 from temporalio.converter import (
     ActivitySerializationContext,
     CompositePayloadConverter,
@@ -58,6 +59,8 @@ PLAIN_VARIABLE = "PERDURE_PAYLOAD_PLAIN"
 
 REFUSED_PAYLOAD = "RefusedPayload"
 """The type of the error with which a payload is refused."""
+UNREADABLE_JSON = "UnreadableJson"
+"""The type of the error of a payload that is no JSON, or is nested too deep to be read."""
 
 ENCRYPTED_FAILURE = "encrypted; `perdure status` and `perdure explain` show it"
 """The message of an encrypted failure. Temporal's command line prints it even with a codec server, because it decrypts
@@ -252,6 +255,20 @@ class _Unreadable(EncodingPayloadConverter):
         )
 
 
+class _Json(PydanticJSONPlainPayloadConverter):
+    """Refuses what is no JSON, or is nested deeper than the reader of JSON follows: the SDK would fail the first
+    workflow task of a job that was started with it, again and again, and the job would neither run nor end."""
+
+    def from_payload(self, payload: Payload, type_hint: type | None = None) -> Any:
+        try:
+            return super().from_payload(payload, type_hint)
+        except ValidationError as error:
+            (first, *_) = error.errors(include_url=False, include_input=False)
+            if first["type"] != "json_invalid":
+                raise
+            raise ApplicationError(first["msg"], type=UNREADABLE_JSON, non_retryable=True) from None
+
+
 class EncryptedFailures(DefaultFailureConverterWithEncodedAttributes):
     """Encrypts the messages and stack traces of failures, except what tells a caller how to call."""
 
@@ -266,4 +283,7 @@ class _PayloadConverter(CompositePayloadConverter):
     """Pydantic's converter, and the errors for what the codec could not decode."""
 
     def __init__(self) -> None:
-        super().__init__(*PydanticPayloadConverter().converters.values(), _Refused(), _Unreadable())
+        usual = PydanticPayloadConverter().converters.values()
+        own = _Json()
+        others = (one for one in usual if one.encoding != own.encoding)
+        super().__init__(*others, own, _Refused(), _Unreadable())
