@@ -26,13 +26,13 @@ from perdure.base.executions import (
     ExecutionDescription,
     ExecutionStatus,
     QueryRejected,
-    converter_for,
     find,
     list_executions,
     query,
     quoted,
 )
 from perdure.base.own_threads import OwnThreads
+from perdure.base.payloads import first_value
 from perdure.contract import (
     ArchivedJob,
     ArchivedRole,
@@ -233,7 +233,7 @@ async def _spec(client: Client, job_id: str, run_id: str) -> dict[str, Any]:
     events = client.get_workflow_handle(job_id, run_id=run_id).fetch_history_events(page_size=1, rpc_timeout=_CALL)
     async for event in events:
         payloads = event.workflow_execution_started_event_attributes.input.payloads
-        (spec,) = await converter_for(client, job_id).decode(list(payloads[:1]))
+        spec = await first_value(client, job_id, payloads)
         return spec if isinstance(spec, dict) else {}
     return {}
 

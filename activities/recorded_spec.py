@@ -8,7 +8,8 @@ from temporalio.api.common.v1 import WorkflowExecution
 from temporalio.api.workflowservice.v1 import GetWorkflowExecutionHistoryRequest
 from temporalio.client import Client
 
-from perdure.base.executions import Execution, converter_for
+from perdure.base.executions import Execution
+from perdure.base.payloads import first_value
 from perdure.spec.accepted import read_accepted
 from perdure.spec.job import JobSpec
 
@@ -17,9 +18,8 @@ async def recorded_spec(client: Client, execution: Execution, *, rpc_timeout: ti
     """Returns the specification of a run.
 
     Raises:
-        ValueError: if this release cannot read it.
+        ValueError: if it cannot be read here: by this release, or without its key.
         RPCError: if the server does not answer.
-        RuntimeError: if its payload cannot be decrypted here.
     """
     request = GetWorkflowExecutionHistoryRequest(
         namespace=client.namespace,
@@ -28,5 +28,4 @@ async def recorded_spec(client: Client, execution: Execution, *, rpc_timeout: ti
     )
     answered = await client.workflow_service.get_workflow_execution_history(request, timeout=rpc_timeout)
     started = answered.history.events[0].workflow_execution_started_event_attributes
-    (given, *_) = await converter_for(client, execution.id).decode(started.input.payloads)
-    return read_accepted(given)
+    return read_accepted(await first_value(client, execution.id, started.input.payloads))

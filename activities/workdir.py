@@ -11,7 +11,8 @@ from temporalio.client import Client
 from temporalio.exceptions import ApplicationError
 
 from perdure.activities.nodes.backend import NodeBackend, NodeRefused
-from perdure.base.executions import find, memo_value
+from perdure.base.executions import find
+from perdure.base.payloads import memo_value
 from perdure.contract import WorkdirRequest
 from perdure.contract.names import WORKDIR_MEMO
 

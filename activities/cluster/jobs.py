@@ -114,7 +114,7 @@ class OpenJobs:
     async def _spec(self, execution: Execution) -> JobSpec | None:
         try:
             return await recorded_spec(self._client, execution, rpc_timeout=_CALL)
-        except (ValueError, RuntimeError) as error:
+        except ValueError as error:
             logger.info("%s has a specification that cannot be read: %s", execution.id, error)
             return None
 

@@ -280,7 +280,7 @@ class HistoryActivities:
     async def _shape(self, execution: Execution) -> JobShape:
         try:
             return JobShape.of(await recorded_spec(self._client, execution, rpc_timeout=_CALL))
-        except (ValueError, RuntimeError) as error:
+        except ValueError as error:
             logger.info("%s has a specification that cannot be read: %s", execution.id, error)
             return JobShape()
 

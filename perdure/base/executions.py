@@ -388,15 +388,6 @@ def converter_for(client: Client, workflow_id: str) -> DataConverter:
     return client.data_converter.with_context(context)
 
 
-async def memo_value(client: Client, execution: Execution, key: str) -> Any:
-    """A value of the memo; None where it has none."""
-    payload = execution.info.memo.fields.get(key)
-    if payload is None:
-        return None
-    (value,) = await converter_for(client, execution.id).decode([payload])
-    return value
-
-
 def began_at(run_id: str) -> datetime | None:
     """The time at which a run began, by its ID; None for an ID that has none."""
     try:

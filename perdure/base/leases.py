@@ -9,10 +9,9 @@ from typing import Final, Generic, TypeVar
 
 from temporalio.api.workflow.v1 import PendingActivityInfo
 from temporalio.client import Client
-from temporalio.converter import DataConverter
-from temporalio.exceptions import FailureError
 
-from perdure.base.executions import ExecutionDescription, converter_for
+from perdure.base.executions import ExecutionDescription
+from perdure.base.payloads import UnreadablePayload, first_value
 
 logger = logging.getLogger(__name__)
 
@@ -35,21 +34,21 @@ class LeaseReport(Generic[ViewT]):
 
 async def lease_reports(temporal: Client, group: ExecutionDescription, view: type[ViewT]) -> list[LeaseReport[ViewT]]:
     """The leases of a group's nodes, with reports of this type."""
-    converter = converter_for(temporal, group.id)
     return [
-        LeaseReport(int(match[1]), int(match[2]), activity, await _view(converter, activity, view))
+        LeaseReport(int(match[1]), int(match[2]), activity, await _view(temporal, group, activity, view))
         for activity in group.pending_activities
         if (match := LEASE_ID.fullmatch(activity.activity_id))
     ]
 
 
-async def _view(converter: DataConverter, activity: PendingActivityInfo, kind: type[ViewT]) -> ViewT | None:
+async def _view(
+    temporal: Client, group: ExecutionDescription, activity: PendingActivityInfo, kind: type[ViewT]
+) -> ViewT | None:
     if not activity.heartbeat_details.payloads:
         return None
     try:
-        (view,) = await converter.decode(activity.heartbeat_details.payloads, [kind])
-    except (FailureError, RuntimeError) as error:
+        return await first_value(temporal, group.id, activity.heartbeat_details.payloads, kind)
+    except UnreadablePayload as error:
         # Another process may heartbeat by the activity's ID, or the key is not here.
         logger.warning("the report in %s cannot be read: %s", activity.activity_id, error)
         return None
-    return view

@@ -6,10 +6,10 @@ import logging
 from collections.abc import Iterable
 
 from temporalio.client import Client as TemporalClient
-from temporalio.exceptions import FailureError
 
 from perdure.base.errors import NoWorker
-from perdure.base.executions import ExecutionDescription, converter_for, find
+from perdure.base.executions import ExecutionDescription, find
+from perdure.base.payloads import UnreadablePayload, first_value
 from perdure.client.connection import CALL_TIMEOUT, Connection
 from perdure.client.error_mapping import map_errors
 from perdure.contract import ClusterView
@@ -47,11 +47,8 @@ async def _view(temporal: TemporalClient, described: ExecutionDescription) -> Cl
         if pending.activity_type.name != WATCH_CLUSTER or not pending.heartbeat_details.payloads:
             continue
         try:
-            decoder = converter_for(temporal, described.id)
-            (view,) = await decoder.decode(pending.heartbeat_details.payloads, [ClusterView])
-        except (FailureError, RuntimeError) as error:
+            return await first_value(temporal, described.id, pending.heartbeat_details.payloads, ClusterView)
+        except UnreadablePayload as error:
             # Another process may heartbeat for it, or the key is not here.
             logger.warning("what is known of %s cannot be read: %s", described.id, error)
-            continue
-        return view
     return None

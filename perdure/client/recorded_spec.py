@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from temporalio.client import WorkflowHistoryEventFilterType
 
-from perdure.base.executions import converter_for
+from perdure.base.payloads import first_value
 from perdure.client.client import Client
 from perdure.client.connection import CALL_TIMEOUT
 from perdure.client.error_mapping import map_errors
@@ -19,6 +19,7 @@ async def recorded_spec(client: Client, name: str, *, namespace: str) -> Mapping
 
     Raises:
         JobNotFound: if the server does not know the job.
+        UnreadablePayload: if it cannot be read here.
     """
     workflow_id = job_workflow_id(namespace, name)
     temporal = await client.connect()
@@ -30,6 +31,6 @@ async def recorded_spec(client: Client, name: str, *, namespace: str) -> Mapping
         )
         async for event in events:
             payloads = event.workflow_execution_started_event_attributes.input.payloads
-            (spec,) = await converter_for(temporal, workflow_id).decode(list(payloads[:1]))
+            spec = await first_value(temporal, workflow_id, payloads)
             return cast(dict[str, Any], spec) if isinstance(spec, dict) else {}
     return {}

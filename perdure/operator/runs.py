@@ -21,13 +21,12 @@ from perdure.agent.job_liveness import has_groups
 from perdure.base.errors import ExitCode, PerdureError, Refused
 from perdure.base.executions import (
     LAST_OF_THEIR_CHAINS,
-    converter_for,
     describe_all,
     find,
     list_executions,
-    memo_value,
     quoted,
 )
+from perdure.base.payloads import first_value, memo_value
 from perdure.client.client import Client
 from perdure.client.connection import CALL_TIMEOUT
 from perdure.client.error_mapping import map_errors
@@ -134,8 +133,7 @@ class Runs:
         async with map_errors(self._client):
             answer = await temporal.workflow_service.get_workflow_execution_history(request, timeout=CALL_TIMEOUT)
         started = answer.history.events[0].workflow_execution_started_event_attributes
-        (given, *_) = await converter_for(temporal, run.workflow_id).decode(started.input.payloads)
-        return read_accepted(given)
+        return read_accepted(await first_value(temporal, run.workflow_id, started.input.payloads))
 
     async def status(self, resource: TrainingJobResource) -> JobStatus:
         """The job's status.

@@ -13,6 +13,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from perdure.base.errors import PerdureError
+from perdure.base.payloads import UnreadablePayload
 from perdure.client.client import Client
 from perdure.client.failing_activities import describe_failing
 from perdure.client.hot_nodes import describe_hot_nodes
@@ -232,7 +233,7 @@ class JobWatch:
                 self._last = replace(self._last, time=now, problem=str(error))
                 return self._last
             if self._last is None or self._last.summary.run_id != summary.run_id:
-                spec = await recorded_spec(self._client, self._name, namespace=self._namespace)
+                spec = await self._spec()
                 self._last = JobLook(now, summary, spec=spec)
                 self._rare_at, self._reading = _LONG_AGO, None
             try:
@@ -244,6 +245,13 @@ class JobWatch:
         finally:
             asked.cancel()
             await asyncio.gather(asked, return_exceptions=True)
+
+    async def _spec(self) -> Mapping[str, Any]:
+        try:
+            return await recorded_spec(self._client, self._name, namespace=self._namespace)
+        except UnreadablePayload:
+            # What the job says of itself is shown all the same.
+            return {}
 
     async def _ask(self, look: JobLook, asked: Awaitable[JobStatus]) -> JobLook:
         status = closed(await asked, look.summary)
