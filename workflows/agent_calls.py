@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 
 from temporalio import workflow
+from temporalio.common import RawValue
 from temporalio.exceptions import ActivityError, ApplicationError, TimeoutError, TimeoutType
 
 with workflow.unsafe.imports_passed_through():
@@ -38,6 +39,8 @@ async def hold_lease(table: NodeTable, node: NodeCredentials) -> None:
             await workflow.execute_activity(
                 "hold_lease",
                 LeaseRequest(node=node, epoch=epoch, heartbeat=lease.heartbeat),
+                # None is expected; see `answers`.
+                result_type=RawValue,
                 activity_id=f"lease/{node.rank}/{node.incarnation}/{epoch}",
                 task_queue=table.queue(node),
                 # An unreachable agent that comes back takes this lease, however late, and reports it.
@@ -77,6 +80,7 @@ async def check_connection(table: NodeTable, node: NodeCredentials) -> None:
         checking = workflow.start_activity(
             "check_connection",
             CheckConnection(node=node, address=world.store_address, port=world.store_port),
+            result_type=RawValue,
             task_queue=table.queue(node),
             schedule_to_start_timeout=None if problem else table.timing.commands.schedule_to_start,
             start_to_close_timeout=options.CONNECT_TIMEOUT,

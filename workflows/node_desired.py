@@ -12,6 +12,7 @@ from contextlib import suppress
 from datetime import datetime, timedelta
 
 from temporalio import workflow
+from temporalio.common import RawValue
 from temporalio.exceptions import ActivityError, ApplicationError, is_cancelled_exception
 from temporalio.exceptions import TimeoutError as ActivityTimeout
 
@@ -29,8 +30,13 @@ with workflow.unsafe.imports_passed_through():
     from perdure.contract.transitions import NodeCommanded, NodeJoined, NodeUnresponsive
     from perdure.contract.worlds import unpack_roles
     from perdure.workflows import options
+    from perdure.workflows.answers import UnreadableAnswer, read_answer
     from perdure.workflows.node_record import NodeRecord
     from perdure.workflows.node_table import NodeTable
+
+_MOST_VERSIONS = 3
+"""Desired states that are sent one after the other because an agent knows newer ones: a group before this one has sent
+it these, and no more follow."""
 
 
 def desired_of(table: NodeTable, record: NodeRecord) -> NodeDesired:
@@ -232,12 +238,13 @@ async def _send(
     """Sends one desired state. Returns what the agent has reached; if it did not answer in time, the error that it
     raised each time, or nothing."""
     within = table.timing.commands.start_to_close
-    while True:
+    versions = unread = 0
+    while versions < _MOST_VERSIONS:
         try:
-            reached = await workflow.execute_activity(
+            answer = await workflow.execute_activity(
                 "apply_desired",
                 ApplyDesired(node=node, version=version, desired=desired),
-                result_type=NodeReached,
+                result_type=RawValue,
                 task_queue=table.queue(node),
                 schedule_to_start_timeout=patience,
                 start_to_close_timeout=within,
@@ -256,10 +263,19 @@ async def _send(
             if isinstance(error.cause, ActivityTimeout):
                 return ""
             raise
+        try:
+            reached = read_answer(answer, NodeReached)
+        except UnreadableAnswer as error:
+            unread += 1
+            if unread * options.UNREADABLE_ANSWER_PAUSE > patience + within:
+                return f"its agent fails: {error}"
+            await workflow.sleep(options.UNREADABLE_ANSWER_PAUSE, summary=f"node {node.rank}: {error}")
+            continue
         if reached.version <= version:
             return reached
         # A group before this one has sent it newer ones.
-        version = reached.version + 1
+        version, versions = reached.version + 1, versions + 1
+    return "its agent claims ever newer desired states"
 
 
 async def dismiss(table: NodeTable, node: NodeCredentials, reason: str) -> None:

@@ -19,6 +19,7 @@ from datetime import timedelta
 from typing import Any
 
 from temporalio import workflow
+from temporalio.common import RawValue
 from temporalio.exceptions import ActivityError, ApplicationError
 from temporalio.exceptions import TimeoutError as ActivityTimeout
 
@@ -204,7 +205,11 @@ class Notifier:
         if attempt.body.test:
             return "the job's own machines run its commands, and a sample has no job"
         running = workflow.start_activity(
-            "run_notification_command", attempt, task_queue=command_task_queue(self._job.job.uid), **how
+            "run_notification_command",
+            attempt,
+            result_type=RawValue,
+            task_queue=command_task_queue(self._job.job.uid),
+            **how,
         )
         await workflow.wait_condition(lambda: self._last or running.done())
         with suppress(TimeoutError):

@@ -80,6 +80,9 @@ COMMAND_RETRY = RetryPolicy(
 )
 """Quick: a recovery waits for it. Ends when the command is superseded."""
 
+UNREADABLE_ANSWER_PAUSE = timedelta(seconds=2)
+"""Until a command is sent again whose answer cannot be read: an attempt that fails is tried again as late at most."""
+
 CONNECT_ONCE = RetryPolicy(maximum_attempts=1)
 """One attempt, because a node that wants to join is waited for: a failure should be known soon."""
 

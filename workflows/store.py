@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 
 from temporalio import workflow
+from temporalio.common import RawValue
 from temporalio.exceptions import ActivityError, ApplicationError, is_cancelled_exception
 
 with workflow.unsafe.imports_passed_through():
@@ -97,6 +98,7 @@ class KeyValueStore:
             await workflow.execute_activity(
                 "store_changed",
                 StoreChanged(node=watch.node),
+                result_type=RawValue,
                 task_queue=node_task_queue(watch.node),
                 # The node may be away for long. Its calls wait, until it is back or a newer generation begins.
                 start_to_close_timeout=options.STORE_NOTIFICATION,

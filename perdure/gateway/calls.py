@@ -51,6 +51,7 @@ from perdure.base.credentials.grants import Grant
 from perdure.contract import Destination, routed_to
 from perdure.contract.datasets import DATASET_NAME
 from perdure.contract.names import dataset_workflow_id, probe_task_queue, store_workflow_id
+from perdure.gateway.content import why_unreadable
 
 SERVICE: Final = "temporal.api.workflowservice.v1.WorkflowService"
 
@@ -209,7 +210,10 @@ class _OwnTask(Call[Respond, Response], ABC):
         )
         for field in self.content:
             if request.HasField(cast("Any", field)):
-                getattr(passed, field).CopyFrom(getattr(request, field))
+                given = getattr(request, field)
+                if found := why_unreadable(given):
+                    raise Denied(f"{field}: {found}")
+                getattr(passed, field).CopyFrom(given)
         return passed
 
 

@@ -11,7 +11,7 @@ from temporalio.api.common.v1 import Payload
 from temporalio.api.failure.v1 import Failure
 from temporalio.client import Client
 from temporalio.converter import ActivitySerializationContext, SerializationContext, WorkflowSerializationContext
-from temporalio.exceptions import ApplicationError
+from temporalio.exceptions import ApplicationError, TimeoutError
 
 from perdure.base.encryption.codec import ENCRYPTED, REFUSED_PAYLOAD, UNREADABLE_JSON, PayloadEncryption, Plain
 from perdure.base.encryption.earlier_runs import EarlierRuns
@@ -225,3 +225,24 @@ async def test_what_no_reader_of_json_can_read_is_refused_for_good(content: byte
     with pytest.raises(ApplicationError, match=why) as refused:
         await decrypted(PayloadEncryption.of(None), Payload(metadata={"encoding": b"json/plain"}, data=content))
     assert (refused.value.type, refused.value.non_retryable) == (UNREADABLE_JSON, True)
+
+
+@pytest.mark.parametrize("keys", [False, True], ids=["plain", "encrypted"])
+async def test_a_failure_whose_details_nobody_can_read_is_read_without_them(keys: bool, tmp_path: Path) -> None:
+    codec = PayloadEncryption.of(create_keys(tmp_path / "keys.json") if keys else None)
+    wrong, right = Payload(metadata={"encoding": b"x/y"}, data=b"x"), codec.data_converter.payload_converter
+    timeout = Failure(message="late")
+    timeout.timeout_failure_info.last_heartbeat_details.payloads.append(wrong)
+    cause = Failure(message="why")
+    cause.application_failure_info.details.payloads.extend(right.to_payloads([{"step": 1}]))
+    failed = Failure(message="no", cause=cause)
+    failed.application_failure_info.type = "CutOff"
+    failed.application_failure_info.details.payloads.append(wrong)
+    read = codec.data_converter.failure_converter.from_failure(failed, right)
+    assert isinstance(read, ApplicationError)
+    assert (read.message, read.type, read.details) == ("no", "CutOff", ())
+    assert isinstance(read.__cause__, ApplicationError)
+    assert read.__cause__.details == ({"step": 1},)
+    late = codec.data_converter.failure_converter.from_failure(timeout, right)
+    assert isinstance(late, TimeoutError)
+    assert list(late.last_heartbeat_details) == []

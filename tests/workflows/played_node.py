@@ -6,10 +6,11 @@ import asyncio
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from temporalio import activity
 from temporalio.client import Client
+from temporalio.common import RawValue
 from temporalio.exceptions import ApplicationError
 from temporalio.worker import PollerBehaviorSimpleMaximum, Worker
 
@@ -74,6 +75,9 @@ class PlayedNode:
     """The number of refused worlds."""
     fails: str = ""
     """The error with which its agent answers each desired state, while its lease holds."""
+    writes: RawValue | None = None
+    """What another program writes in its place, and where; None: nothing."""
+    writes_as: Literal["answer", "details", "heartbeat"] = "answer"
     silent: bool = False
     """Takes commands but does not step."""
     enters: bool = True
@@ -220,6 +224,9 @@ class PlayedNode:
         await self.to_group("lease_taken", LeaseTaken, agent_started_at=self.started_at, epoch=request.epoch)
         try:
             while True:
+                if self.writes is not None and self.writes_as == "heartbeat":
+                    activity.heartbeat(self.writes)
+                    await asyncio.Event().wait()
                 if self.renews:
                     activity.heartbeat({"epoch": request.epoch})
                     self.renewals += 1
@@ -228,11 +235,15 @@ class PlayedNode:
             self.leases_left += 1
 
     @activity.defn(name="apply_desired")
-    async def apply_desired(self, command: ApplyDesired) -> NodeReached:
+    async def apply_desired(self, command: ApplyDesired) -> NodeReached | RawValue:
         if command.node != self.request.node:
             raise ApplicationError("not for this incarnation", non_retryable=True)
         if self.fails:
             raise ApplicationError(self.fails)
+        if self.writes is not None and self.writes_as == "answer":
+            return self.writes
+        if self.writes is not None and self.writes_as == "details":
+            raise ApplicationError("no", self.writes, non_retryable=True)
         if command.version < self.version:
             return NodeReached(accepted=False, version=self.version)
         desired, self.version = command.desired, command.version

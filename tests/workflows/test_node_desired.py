@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 from temporalio import workflow
+from temporalio.common import RawValue
+from temporalio.contrib.pydantic import pydantic_data_converter
 from temporalio.exceptions import ActivityError, TimeoutError, TimeoutType
 
 from perdure.contract import (
@@ -71,6 +73,19 @@ def table_of(record: NodeRecord, **fields: Any) -> NodeTable:
     return table
 
 
+CONVERTER = pydantic_data_converter.payload_converter
+
+
+@pytest.fixture(autouse=True)
+def converter(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workflow, "payload_converter", lambda: CONVERTER)
+
+
+def as_written(answer: NodeReached) -> RawValue:
+    """An agent's answer, as its group gets it."""
+    return RawValue(CONVERTER.to_payload(answer))
+
+
 def timed_out(activity: str, kind: TimeoutType) -> ActivityError:
     """The error with which the server ends an activity."""
     error = ActivityError(
@@ -126,7 +141,7 @@ class LateAgent:
         self.waits.append(schedule_to_start_timeout)
         self.told.append([type(transition) for transition in self._table.transitions.carried.waiting])
         if len(self.waits) > self._misses:
-            return NodeReached(accepted=True, version=argument.version, generation=2, entered=0)
+            return as_written(NodeReached(accepted=True, version=argument.version, generation=2, entered=0))
         raise timed_out(name, TimeoutType.SCHEDULE_TO_START)
 
 
@@ -232,14 +247,15 @@ class Agent:
         monkeypatch.setattr(workflow, "wait", asyncio.wait)
         monkeypatch.setattr(workflow, "now", lambda: NOW)
 
-    async def _execute(self, name: str, argument: ApplyDesired, **_: Any) -> NodeReached:
+    async def _execute(self, name: str, argument: ApplyDesired, **_: Any) -> RawValue:
         self.sent.append(argument)
         if self.then is not None:
             then, self.then = self.then, None
             await then()
         accepted = argument.version >= self.knows
         self.knows = max(self.knows, argument.version)
-        return NodeReached(accepted=accepted, version=self.knows, generation=2, entered=0, committed=self.committed)
+        reached = NodeReached(accepted=accepted, version=self.knows, generation=2, entered=0, committed=self.committed)
+        return as_written(reached)
 
 
 def test_an_agent_that_has_taken_all_is_sent_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

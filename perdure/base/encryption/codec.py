@@ -40,7 +40,7 @@ from temporalio.converter import (
     WithSerializationContext,
     WorkflowSerializationContext,
 )
-from temporalio.exceptions import ApplicationError
+from temporalio.exceptions import ApplicationError, FailureError
 
 from perdure.base.encryption.earlier_runs import EarlierRuns
 from perdure.base.encryption.keys import KEY_BYTES, KEYS_FILE_VARIABLE, PayloadKey, PayloadKeys
@@ -130,7 +130,7 @@ class PayloadEncryption(PayloadCodec, WithSerializationContext):
         return DataConverter(
             payload_converter_class=_PayloadConverter,
             payload_codec=self,
-            failure_converter_class=EncryptedFailures if self.keys else DefaultFailureConverter,
+            failure_converter_class=EncryptedFailures if self.keys else Failures,
         )
 
     def use(self, client: Client) -> None:
@@ -269,7 +269,29 @@ class _Json(PydanticJSONPlainPayloadConverter):
             raise ApplicationError(first["msg"], type=UNREADABLE_JSON, non_retryable=True) from None
 
 
-class EncryptedFailures(DefaultFailureConverterWithEncodedAttributes):
+class Failures(DefaultFailureConverter):
+    """Reads any failure: where its details, or the last heartbeat of what timed out, cannot be read, it has none.
+    Agents write both, and the SDK would fail the workflow task of their group again and again."""
+
+    def from_failure(self, failure: Failure, payload_converter: PayloadConverter) -> BaseException:
+        try:
+            return super().from_failure(failure, payload_converter)
+        except (FailureError, LookupError, RuntimeError, ValueError):
+            bare = Failure()
+            bare.CopyFrom(failure)
+            match bare.WhichOneof("failure_info"):
+                case "application_failure_info":
+                    bare.application_failure_info.ClearField("details")
+                case "canceled_failure_info":
+                    bare.canceled_failure_info.ClearField("details")
+                case "timeout_failure_info":
+                    bare.timeout_failure_info.ClearField("last_heartbeat_details")
+                case _:
+                    raise
+            return super().from_failure(bare, payload_converter)
+
+
+class EncryptedFailures(Failures, DefaultFailureConverterWithEncodedAttributes):
     """Encrypts the messages and stack traces of failures, except what tells a caller how to call."""
 
     def to_failure(self, exception: BaseException, payload_converter: PayloadConverter, failure: Failure) -> None:
