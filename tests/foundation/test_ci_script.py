@@ -1,4 +1,5 @@
-"""What CI does about tests that fail: few run a second time, alone; all other failures end the run."""
+"""What CI does about tests that fail: few of the cluster and of the long groups run a second time, alone; all other
+failures end the run."""
 
 from __future__ import annotations
 
@@ -38,12 +39,12 @@ def run(folder: Path, *, target: str, output: str, again: int) -> tuple[int, lis
     return ended.returncode, [call.split()[0] for call in calls.read_text().splitlines()]
 
 
-def failures(count: int, *, target: str = "test", code: int = 1) -> str:
+def failures(count: int, *, target: str = "test-cluster", code: int = 1) -> str:
     lines = [f"FAILED tests/x.py::test_{number} - AssertionError" for number in range(count)]
     return "\n".join([*lines, f"make: *** [Makefile:44: {target}] Error {code}", ""])
 
 
-@pytest.mark.parametrize("target", ["test", "test-cluster", "test-long"])
+@pytest.mark.parametrize("target", ["test-cluster", "test-long"])
 def test_few_failed_tests_run_again_and_decide(tmp_path: Path, target: str):
     order = ["test", "check-api", "test-cluster", "test-long"]
     before = order[: order.index(target) + 1]
@@ -60,13 +61,19 @@ def test_few_failed_tests_run_again_and_decide(tmp_path: Path, target: str):
         pytest.param(failures(11), id="many failed"),
         pytest.param(failures(1, code=2), id="pytest was interrupted"),
         pytest.param(failures(0, code=3), id="pytest crashed"),
-        pytest.param(failures(0, target="check"), id="a static check failed"),
-        pytest.param("make: *** [Makefile:44: test] Error 1\n", id="no failed test is named"),
+        pytest.param(failures(0, target="setup"), id="set-up failed"),
+        pytest.param("make: *** [Makefile:44: test-cluster] Error 1\n", id="no failed test is named"),
         pytest.param("", id="nothing was printed"),
     ],
 )
 def test_other_failures_end_the_run(tmp_path: Path, output: str):
-    code, targets = run(tmp_path, target="test", output=output, again=0)
+    code, targets = run(tmp_path, target="test-cluster", output=output, again=0)
+    assert code != 0
+    assert targets == ["test", "check-api", "test-cluster"]
+
+
+def test_a_test_of_the_usual_ones_is_never_tried_again(tmp_path: Path):
+    code, targets = run(tmp_path, target="test", output=failures(1, target="test"), again=0)
     assert code != 0
     assert targets == ["test"]
 
