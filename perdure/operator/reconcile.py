@@ -154,7 +154,7 @@ class Reconciler:
     async def _continues(self, run: Run, job: JobSpec) -> bool:
         """Whether the open run may become the object's: an earlier object of this name started it with the same
         specification. That object is gone without the end of its job, as when the definition was removed."""
-        return bool(run.object_uid) and not refusal_of_changes(await self._runs.spec_of(run), job)
+        return bool(run.object_uid) and not await self._refusal_of_changes(run, job)
 
     async def _is_ending(self, resource: TrainingJobResource) -> bool:
         """Whether the open run of the object's name trains no more, such as that of a deleted object whose finalizer a
@@ -193,7 +193,7 @@ class Reconciler:
         job = await self._runs.status(resource)
         if judged.accepts(generation):
             try:
-                if await self._carry(resource, job):
+                if await self._carry(resource, job, edited=not status.accepts(generation)):
                     job = await self._runs.status(resource)
             except (Refused, SpecError) as error:
                 # Perhaps only for now, such as while a role is being suspended: the next look requests it again.
@@ -215,7 +215,7 @@ class Reconciler:
         at = _observed(resource)
         try:
             desired, warnings = resource.job()
-            refusal = refusal_of_changes(await self._runs.spec_of(run), desired)
+            refusal = await self._refusal_of_changes(run, desired)
         except SpecError as error:
             return statuses.refused_status(status, "InvalidSpec", str(error), at)
         if refusal:
@@ -223,8 +223,18 @@ class Reconciler:
         message = "\n".join(str(warning) for warning in warnings)
         return statuses.accepted_status(status, message, at)
 
-    async def _carry(self, resource: TrainingJobResource, job: JobStatus) -> bool:
-        """Applies the object's changes to the running job; returns whether there were any."""
+    async def _refusal_of_changes(self, run: Run, desired: JobSpec) -> str:
+        return refusal_of_changes(await self._runs.spec_of(run), desired, completed=run.continued)
+
+    async def _carry(self, resource: TrainingJobResource, job: JobStatus, *, edited: bool = False) -> bool:
+        """Applies the object's changes to the running job; returns whether there were any.
+
+        Args:
+            resource: The object.
+            job: The job.
+            edited: Whether the object was changed since its changes were applied last. Only then a role with
+                `nodes: auto`, whose number the job has chosen itself, is set to that number again.
+        """
         if job.phase in (JobPhase.HELD, JobPhase.STOPPING) or job.phase in FINAL_PHASES:
             return False
         running = {one.name: (one.nodes_min, one.nodes_allowed) for one in job.by_role}
@@ -233,7 +243,7 @@ class Reconciler:
         nodes = {
             name: str(role.nodes)
             for name, role in desired.roles.items()
-            if (role.nodes.min, role.nodes.max) != running.get(name)
+            if (role.nodes.min, role.nodes.max) != running.get(name) and (edited or not role.nodes.auto)
         }
         goals = _new_goals(resource, desired, job)
         scaled = nodes.keys() | goals.keys()

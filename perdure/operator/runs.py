@@ -63,6 +63,11 @@ class Run:
     page: str
     """The job's page in the Temporal UI; empty if its address is unknown."""
 
+    @property
+    def continued(self) -> bool:
+        """Whether the job has continued as new: the newest run has the specification that the job has completed."""
+        return self.run_id != self.first_run_id
+
 
 class Runs:
     """The workflows of the objects."""
@@ -124,7 +129,7 @@ class Runs:
         return await self._client.submit(job, upload=False, memo={OBJECT_MEMO: resource.metadata.uid}, owner=owner)
 
     async def spec_of(self, run: Run) -> JobSpec:
-        """The specification that the run was started with."""
+        """The specification that the newest run was started with."""
         temporal = await self._client.connect()
         request = GetWorkflowExecutionHistoryRequest(
             namespace=temporal.namespace,
