@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
@@ -11,11 +12,13 @@ from perdure.contract import JobShape
 from perdure.operator.changes import refusal_of_changes
 from perdure.operator.reconcile import Reconciler
 from perdure.operator.resource import TrainingJobResource
+from perdure.operator.runs import Run
 from perdure.spec.accepted import read_accepted
 from perdure.spec.job import JobSpec
 from perdure.spec.validate import to_mapping
 from perdure.workflows.policy.capacity import past_use
 from tests.operator.known_jobs import running_job
+from tests.operator.test_operator_conditions import PlayedApi, PlayedRun, accepted, an_object, reconciler
 from tests.operator.test_operator_decisions import SteeredRuns, resource, scaled_by
 
 AUTO: dict[str, Any] = {"nodes": "auto", "resources": {"auto": True, "gpu": 8, "cpu": "16"}}
@@ -70,6 +73,33 @@ def test_a_job_that_has_completed_its_specification_follows_its_object_as_before
     refusal = refusal_of_changes(completed(known), changed.job()[0], completed=True)
     assert refusal.startswith(named)
     assert bool(refusal) is bool(named)
+
+
+class MeanOwners:
+    """An owner who may use no secret."""
+
+    async def refusal(self, of: TrainingJobResource, job: JobSpec) -> str:
+        return "secrets: the object's owner may not use it" if job.secrets else ""
+
+
+class ContinuedRun(PlayedRun):
+    """The run of an earlier object, which has continued as new with a secret of its preset or of its owner."""
+
+    def __init__(self) -> None:
+        super().__init__(object_uid="earlier")
+        self.run = replace(self.run, run_id="s")
+
+    async def spec_of(self, run: Run) -> JobSpec:
+        return an_object({"runtime": "efa", "secrets": {"TOKEN": "hub/token"}}).job()[0]
+
+
+async def test_an_object_adopts_no_job_that_uses_what_its_owner_may_not_use():
+    known = an_object({"runtime": "efa"})
+    api, runs = PlayedApi(known), ContinuedRun()
+    looked = await Reconciler(cast("Any", api), cast("Any", runs), cast("Any", MeanOwners())).look(known)
+    assert (accepted(looked.resource).reason, looked.resource.status.run_id) == ("Forbidden", "")
+    looked = await reconciler(api, runs).look(known)
+    assert (accepted(looked.resource).reason, looked.resource.status.run_id) == ("Adopted", "r")
 
 
 async def test_a_number_of_nodes_that_the_job_has_chosen_is_requested_again_only_once_the_object_was_changed():
