@@ -28,6 +28,7 @@ from temporalio.client import (
     Client,
     WorkflowExecutionStatus,
     WorkflowHandle,
+    WorkflowHistoryEventFilterType,
     WorkflowQueryRejectedError,
     WorkflowUpdateRPCTimeoutOrCancelledError,
 )
@@ -223,7 +224,23 @@ async def find_last_run(
         run = await find(client, workflow_id, run_id=run_id, rpc_timeout=rpc_timeout)
         if run is not None and run.first_run_id == first_run_id:
             return run
-    return await find(client, workflow_id, run_id=first_run_id, rpc_timeout=rpc_timeout)
+    # Lists show a run later than it began.
+    following = first_run_id
+    while True:
+        run = await find(client, workflow_id, run_id=following, rpc_timeout=rpc_timeout)
+        if run is None or run.status is not ExecutionStatus.CONTINUED_AS_NEW:
+            return run
+        following = await _continued_as(client, run, rpc_timeout=rpc_timeout)
+
+
+async def _continued_as(client: Client, run: Execution, *, rpc_timeout: timedelta | None) -> str:
+    """The run as which a run has continued."""
+    handle = client.get_workflow_handle(run.id, run_id=run.run_id)
+    events = handle.fetch_history_events(
+        event_filter_type=WorkflowHistoryEventFilterType.CLOSE_EVENT, rpc_timeout=rpc_timeout
+    )
+    [last] = [event async for event in events]
+    return last.workflow_execution_continued_as_new_event_attributes.new_execution_run_id
 
 
 async def describe_all(

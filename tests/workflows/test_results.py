@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
-from temporalio.service import RPCError, RPCStatusCode
+from temporalio.exceptions import ApplicationError
 
+from perdure.activities.archive import read_job
 from perdure.client.client import Client
 from perdure.client.connection import CALL_TIMEOUT
 from perdure.client.joining import DirectJobConnection
 from perdure.client.results import await_result
-from perdure.contract import JobPhase, JobResult
+from perdure.contract import ArchivedJob, ArchiveRequest, JobPhase, JobResult
+from perdure.contract.names import uid_of
+from tests.support.waiting import eventually
 from tests.workflows.fleet import Fleet, job_spec, submit
-from tests.workflows.jobs import continue_as_new, node, reset, running
+from tests.workflows.jobs import continue_as_new, forget_run, node, reset, running
 
 
 async def test_who_waits_for_a_job_waits_for_its_end_after_a_reset(fleet: Fleet):
@@ -37,6 +38,33 @@ async def test_a_job_that_is_terminated_after_a_reset_was_terminated(fleet: Flee
     assert result.phase is JobPhase.CANCELLED
 
 
+@pytest.mark.parametrize("is_forgotten", [True, False], ids=["forgotten", "known"])
+async def test_a_job_is_archived_as_it_ended_although_another_one_has_its_name_by_now(
+    fleet_of_short_runs: Fleet, monkeypatch: pytest.MonkeyPatch, *, is_forgotten: bool
+):
+    fleet, spec = fleet_of_short_runs, job_spec("1")
+    job = fleet.client.get_workflow_handle((await submit(fleet, spec)).id)
+    await running(job, nodes=1)
+    first = (await job.describe()).raw_description.workflow_execution_info.first_run_id
+    await continue_as_new(job)
+    await (await node(fleet, job, 0)).finish()
+    await job.result()
+    other = await submit(fleet, spec)
+    if is_forgotten:
+        forget_run(monkeypatch, fleet.client, first)
+    request = {"namespace": "default", "name": spec["name"], "uid": uid_of(first), "first_run_id": first}
+
+    async def record() -> ArchivedJob | None:
+        try:
+            return await read_job(fleet.client, ArchiveRequest(**request, url="file:///here", is_final=True))
+        except ApplicationError:
+            return None  # Lists show an end later than it happened.
+
+    found = await eventually(record)
+    assert (found.uid, found.phase) == (uid_of(first), JobPhase.SUCCEEDED)
+    await other.terminate()
+
+
 async def test_a_machine_learns_the_result_of_a_job_whose_first_run_the_server_has_forgotten(
     fleet_of_short_runs: Fleet, monkeypatch: pytest.MonkeyPatch
 ):
@@ -47,24 +75,7 @@ async def test_a_machine_learns_the_result_of_a_job_whose_first_run_the_server_h
     await continue_as_new(job)
     await (await node(fleet, job, 0)).finish()
     await job.result()
-    service = fleet.client.workflow_service
-    read, describe = service.get_workflow_execution_history, service.describe_workflow_execution
-
-    async def read_of_later(request: Any, **options: Any) -> Any:
-        _refuse_first(request.execution.run_id)
-        return await read(request, **options)
-
-    async def describe_of_later(request: Any, **options: Any) -> Any:
-        _refuse_first(request.execution.run_id)
-        return await describe(request, **options)
-
-    def _refuse_first(run_id: str) -> None:
-        # The server takes a quarter of a minute to forget a run.
-        if run_id == first:
-            raise RPCError("workflow execution not found", RPCStatusCode.NOT_FOUND, b"")
-
-    monkeypatch.setattr(service, "get_workflow_execution_history", read_of_later)
-    monkeypatch.setattr(service, "describe_workflow_execution", describe_of_later)
+    forget_run(monkeypatch, fleet.client, first)
     name = job.id.rpartition("/")[2]
     connection = DirectJobConnection(Client(temporal=fleet.client), name, "default")
     result = await connection.result_of_run(first)
