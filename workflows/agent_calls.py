@@ -16,6 +16,7 @@ with workflow.unsafe.imports_passed_through():
         CheckConnection,
         LeaseRequest,
         NodeCredentials,
+        NodePhase,
     )
     from perdure.contract.identity import identity_of
     from perdure.contract.transitions import NodeUnreachable
@@ -51,7 +52,7 @@ async def hold_lease(table: NodeTable, node: NodeCredentials) -> None:
         except ActivityError as error:
             cause = error.cause or error
         record = table.current(node)
-        if record is None:
+        if record is None or (record.phase is NodePhase.LOST and table.ends_leases_of_lost_nodes):
             return
         if record.renewed:
             continue
