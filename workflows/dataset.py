@@ -122,13 +122,16 @@ class Dataset:
         while True:
             await workflow.wait_condition(lambda: size(self._state.aside) != self._reported or self._is_news)
             known, away = unprocessed(self._state, self._input.name), self._unreadable
+            received = False
             try:
                 report = ShardsSetAside(uid=self._input.uid, unprocessed=known, unreadable=away)
                 await job.signal("shards_set_aside", report)
                 self._reported, self._known_unreadable = known.samples, away
+                received = True
             except TemporalError as error:
                 workflow.logger.warning("the job has not received what was set aside, and is sent it again: %s", error)
-            if self._reported != known.samples or len(self._state.details) > MOST_NAMED:
+            waits = not received if self._spaced else self._reported != known.samples
+            if waits or len(self._state.details) > MOST_NAMED:
                 await workflow.sleep(options.UNPROCESSED_INTERVAL, summary="until the next report to the job")
 
 

@@ -23,10 +23,12 @@ from perdure.contract import (
     FailedShard,
     JobResult,
     JobStatus,
+    NodeCredentials,
     ShardAnswer,
     ShardRequest,
     ShardsSetAside,
     Term,
+    UnreadableDataset,
 )
 from perdure.contract.datasets import Spans
 from perdure.contract.names import dataset_workflow_id, watch_task_queue
@@ -40,7 +42,7 @@ from perdure.workflows.policy.services.spans import difference, size, union
 from tests.support.waiting import eventually
 from tests.workflows.fleet import Fleet, job_spec, submit
 from tests.workflows.jobs import RUN_ENDS, node, running, seen
-from tests.workflows.played_node import PlayedNode
+from tests.workflows.played_node import PlayedNode, now
 from tests.workflows.ways import REPLAYED, sandboxed
 
 PARAMETERS = DatasetParameters(size=1000, shard_size=10, epochs=2)
@@ -262,4 +264,34 @@ async def test_a_report_that_the_job_did_not_receive_is_sent_again(
         received = await temporal_client.execute_workflow(LateJob.run, id=job, task_queue=queue)
         assert received is not None
         assert received.unprocessed.samples == 10
+        await handle.terminate()
+
+
+async def test_a_job_that_is_gone_is_told_seldom_that_a_dataset_can_be_read_again(temporal_client: Client):
+    queue, job = f"late-{uuid4().hex}", f"job/late/{uuid4().hex}"
+    owner = JobOwner(job_id=job, job_first_run_id="", check=timedelta(seconds=1))
+    away = UnreadableDataset(dataset="train", since=now(), error="OSError: stale handle")
+    state = datasets.begin(PARAMETERS)
+    dataset = DatasetInput(owner=owner, uid="0a1b2c3d", name="train", state=state, unreadable=away)
+    sender = NodeCredentials(uid="0a1b2c3d", role="worker", rank=0, incarnation=1, token="t")
+    request = DatasetRequest(
+        sender=sender, parameters=PARAMETERS, term=Term(generation=1), ranks=(ShardRequest(rank=0, world_size=1),)
+    )
+    asked = EventType.EVENT_TYPE_SIGNAL_EXTERNAL_WORKFLOW_EXECUTION_INITIATED
+    waited = EventType.EVENT_TYPE_TIMER_STARTED
+    async with (
+        Worker(temporal_client, task_queue=queue, workflows=[Dataset], workflow_runner=UnsandboxedWorkflowRunner()),
+        Worker(temporal_client, task_queue=watch_task_queue(queue), activities=[never_ends]),
+    ):
+        handle = await temporal_client.start_workflow(
+            Dataset.run, dataset, id=f"{job}/0a1b2c3d/dataset/train", task_queue=queue
+        )
+        await handle.execute_update("exchange", request, result_type=DatasetAnswer)
+
+        async def first_two() -> list[str] | None:
+            kinds = [event.event_type async for event in handle.fetch_history_events()]
+            found = [EventType.Name(kind) for kind in kinds if kind in (asked, waited)]
+            return found[:2] if len(found) > 1 else None
+
+        assert await eventually(first_two) == [EventType.Name(asked), EventType.Name(waited)]
         await handle.terminate()
