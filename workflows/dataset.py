@@ -31,7 +31,7 @@ with workflow.unsafe.imports_passed_through():
     from perdure.contract.names import DATASET, dataset_workflow_id
     from perdure.workflows import event_sink, options
     from perdure.workflows.carrying import Packed, pack, unpack
-    from perdure.workflows.companion import JobOwner, accompany, owner_of, start_companion
+    from perdure.workflows.companion import JobOwner, accompany, owner_of, refusal_of, start_companion
     from perdure.workflows.node_record import GroupInput
     from perdure.workflows.patching import bounds_grants, spaces_tries
     from perdure.workflows.policy.diagnosis.claims import why_beyond
@@ -87,9 +87,12 @@ class Dataset:
 
     @workflow.update(description="What ranks have done, for what they need next")
     def exchange(self, request: DatasetRequest) -> DatasetAnswer:
-        self._state, answers = exchange_all(
-            self._state, request, bounded=self._bounded, now=workflow.now() if self._spaced else None
-        )
+        try:
+            self._state, answers = exchange_all(
+                self._state, request, bounded=self._bounded, now=workflow.now() if self._spaced else None
+            )
+        except Exception as error:
+            raise refusal_of(error) from error
         if self._spaced:
             ranks = max((one.world_size for one in request.ranks), default=1)
             self._unreadable = unreadable(self._state, self._input.name, ranks=ranks, now=workflow.now())

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from datetime import timedelta
 from typing import Any
 from uuid import uuid4
@@ -267,26 +269,40 @@ async def test_a_report_that_the_job_did_not_receive_is_sent_again(
         await handle.terminate()
 
 
-async def test_a_job_that_is_gone_is_told_seldom_that_a_dataset_can_be_read_again(temporal_client: Client):
-    queue, job = f"late-{uuid4().hex}", f"job/late/{uuid4().hex}"
-    owner = JobOwner(job_id=job, job_first_run_id="", check=timedelta(seconds=1))
-    away = UnreadableDataset(dataset="train", since=now(), error="OSError: stale handle")
+def unattended(**changes: Any) -> DatasetInput:
+    """A dataset of a job that the server does not know."""
+    owner = JobOwner(job_id=f"job/late/{uuid4().hex}", job_first_run_id="", check=timedelta(seconds=1))
     state = datasets.begin(PARAMETERS)
-    dataset = DatasetInput(owner=owner, uid="0a1b2c3d", name="train", state=state, unreadable=away)
+    return DatasetInput(owner=owner, uid="0a1b2c3d", name="train", state=state).replace(**changes)
+
+
+def request_of(rank: int) -> DatasetRequest:
     sender = NodeCredentials(uid="0a1b2c3d", role="worker", rank=0, incarnation=1, token="t")
-    request = DatasetRequest(
-        sender=sender, parameters=PARAMETERS, term=Term(generation=1), ranks=(ShardRequest(rank=0, world_size=1),)
-    )
+    ranks = (ShardRequest(rank=rank, world_size=1, shards=1),)
+    return DatasetRequest(sender=sender, parameters=PARAMETERS, term=Term(generation=1), ranks=ranks)
+
+
+@asynccontextmanager
+async def serving(client: Client, dataset: DatasetInput) -> AsyncGenerator[WorkflowHandle[Any, Any]]:
+    """Runs a dataset by itself."""
+    queue = f"alone-{uuid4().hex}"
+    async with (
+        Worker(client, task_queue=queue, workflows=[Dataset], workflow_runner=UnsandboxedWorkflowRunner()),
+        Worker(client, task_queue=watch_task_queue(queue), activities=[never_ends]),
+    ):
+        handle = await client.start_workflow(
+            Dataset.run, dataset, id=f"{dataset.owner.job_id}/0a1b2c3d/dataset/train", task_queue=queue
+        )
+        yield handle
+        await handle.terminate()
+
+
+async def test_a_job_that_is_gone_is_told_seldom_that_a_dataset_can_be_read_again(temporal_client: Client):
+    away = UnreadableDataset(dataset="train", since=now(), error="OSError: stale handle")
     asked = EventType.EVENT_TYPE_SIGNAL_EXTERNAL_WORKFLOW_EXECUTION_INITIATED
     waited = EventType.EVENT_TYPE_TIMER_STARTED
-    async with (
-        Worker(temporal_client, task_queue=queue, workflows=[Dataset], workflow_runner=UnsandboxedWorkflowRunner()),
-        Worker(temporal_client, task_queue=watch_task_queue(queue), activities=[never_ends]),
-    ):
-        handle = await temporal_client.start_workflow(
-            Dataset.run, dataset, id=f"{job}/0a1b2c3d/dataset/train", task_queue=queue
-        )
-        await handle.execute_update("exchange", request, result_type=DatasetAnswer)
+    async with serving(temporal_client, unattended(unreadable=away)) as handle:
+        await handle.execute_update("exchange", request_of(0), result_type=DatasetAnswer)
 
         async def first_two() -> list[str] | None:
             kinds = [event.event_type async for event in handle.fetch_history_events()]
@@ -294,4 +310,22 @@ async def test_a_job_that_is_gone_is_told_seldom_that_a_dataset_can_be_read_agai
             return found[:2] if len(found) > 1 else None
 
         assert await eventually(first_two) == [EventType.Name(asked), EventType.Name(waited)]
-        await handle.terminate()
+
+
+async def test_a_request_that_cannot_be_decided_on_is_refused_and_others_are_answered(
+    temporal_client: Client, monkeypatch: pytest.MonkeyPatch
+):
+    decide = datasets.exchange_all
+
+    def fails_for_rank_7(state: DatasetState, request: DatasetRequest, **options: Any) -> Any:
+        if request.ranks[0].rank == 7:
+            raise ValueError("no span of positions")
+        return decide(state, request, **options)
+
+    monkeypatch.setattr("perdure.workflows.dataset.exchange_all", fails_for_rank_7)
+    async with serving(temporal_client, unattended()) as handle:
+        with pytest.raises(WorkflowUpdateFailedError) as refused:
+            await handle.execute_update("exchange", request_of(7), result_type=DatasetAnswer)
+        assert "this release cannot decide on the request: ValueError: no span" in str(refused.value.cause)
+        answer = await handle.execute_update("exchange", request_of(0), result_type=DatasetAnswer)
+        assert answer.ranks[0].granted == ((0, 10),)
