@@ -258,8 +258,9 @@ class HistoryActivities:
         if described.is_open:
             return False
         newest = await find(self._client, described.id, rpc_timeout=_CALL)
-        is_of_job = newest is not None and newest.first_run_id == described.first_run_id
-        return newest is not None and is_of_job and newest.run_id != described.run_id
+        if newest is None or newest.first_run_id != described.first_run_id:
+            return False
+        return newest.run_id != described.run_id
 
     async def _read(self, execution: Execution, described: ExecutionDescription) -> JobRecord:
         shape = await self._shape(execution)

@@ -12,7 +12,7 @@ from temporalio.service import RPCError
 
 from perdure.base.encryption.codec import REFUSED_PAYLOAD
 from perdure.base.errors import ExitCode, Refused
-from perdure.base.executions import ExecutionStatus, QueryRejected, describe, query
+from perdure.base.executions import ExecutionStatus, QueryRejected, describe, find, query
 from perdure.client.connection import CALL_TIMEOUT
 from perdure.contract import JobPhase, JobResult, JobStatus
 
@@ -32,11 +32,17 @@ async def await_result(
         try:
             return await handle.result(rpc_timeout=rpc_timeout)
         except WorkflowFailureError as error:
-            newest = await describe(temporal, handle.id, rpc_timeout=CALL_TIMEOUT)
-            goes_on = newest.first_run_id == first_run and newest.status is not ExecutionStatus.TERMINATED
-            if not (isinstance(error.cause, TerminatedError) and goes_on):
+            if not isinstance(error.cause, TerminatedError) or not await _goes_on(temporal, handle.id, first_run):
                 return await result_of(temporal, error, handle)
             handle = temporal.get_workflow_handle(handle.id, result_type=JobResult)
+
+
+async def _goes_on(temporal: TemporalClient, workflow_id: str, first_run: str) -> bool:
+    """Whether a job of which a run was terminated runs again, or has ended otherwise since: it was reset."""
+    newest = await find(temporal, workflow_id, rpc_timeout=CALL_TIMEOUT)
+    if newest is None or newest.first_run_id != first_run:
+        return False
+    return newest.status is not ExecutionStatus.TERMINATED
 
 
 async def result_of(
