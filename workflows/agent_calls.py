@@ -17,22 +17,25 @@ with workflow.unsafe.imports_passed_through():
         CheckConnection,
         LeaseRequest,
         NodeCredentials,
+        NodePhase,
     )
     from perdure.contract.identity import identity_of
     from perdure.contract.transitions import NodeUnreachable
     from perdure.workflows import options
+    from perdure.workflows.node_record import NodeRecord
     from perdure.workflows.node_table import NodeTable
 
 
 async def hold_lease(table: NodeTable, node: NodeCredentials) -> None:
     """Holds one node's lease again and again. The next lease is scheduled at once after each loss; one that its agent
-    does not take either changes the node's state."""
+    does not take either changes the node's state. An agent that gives each back at once gets the next after a pause."""
     lease = table.timing.lease
+    pause = options.LEASE_PAUSE
     while True:
         record = table.current(node)
         if record is None:
             return
-        epoch = record.epoch + 1
+        epoch, began = record.epoch + 1, workflow.now()
         table.put(record.replace(epoch=epoch, renewed=False, leased_since=workflow.now()))
         cause: BaseException | None = None
         try:
@@ -54,19 +57,30 @@ async def hold_lease(table: NodeTable, node: NodeCredentials) -> None:
         except ActivityError as error:
             cause = error.cause or error
         record = table.current(node)
-        if record is None:
+        if record is None or (record.phase is NodePhase.LOST and table.leases_sparingly):
             return
-        if record.renewed:
-            continue
         timed_out = cause.type if isinstance(cause, TimeoutError) else None
-        if record.silent_since is None and timed_out is not None:
-            waited = lease.timeout if timed_out is TimeoutType.HEARTBEAT else lease.schedule_to_start
-            record = record.replace(silent_since=workflow.now() - waited)
-            table.put(record)
-        if timed_out is not TimeoutType.HEARTBEAT and record.reachable:
-            reason = _why_lapsed(cause)
-            table.put(record.replace(unreachable_since=workflow.now(), reason=reason))
-            table.report(NodeUnreachable(**identity_of(node), time=workflow.now(), detail=reason))
+        if not record.renewed:
+            _note_loss(table, record, cause)
+        if timed_out is None and table.leases_sparingly and workflow.now() - began < options.SHORT_LEASE:
+            await workflow.sleep(pause, summary=f"before node {node.rank}.{node.incarnation} is leased again")
+            pause = min(2 * pause, options.LONGEST_LEASE_PAUSE)
+        else:
+            pause = options.LEASE_PAUSE
+
+
+def _note_loss(table: NodeTable, record: NodeRecord, cause: BaseException | None) -> None:
+    """Records that a lease has ended which its agent has not renewed since."""
+    lease, node = table.timing.lease, record.node
+    timed_out = cause.type if isinstance(cause, TimeoutError) else None
+    if record.silent_since is None and timed_out is not None:
+        waited = lease.timeout if timed_out is TimeoutType.HEARTBEAT else lease.schedule_to_start
+        record = record.replace(silent_since=workflow.now() - waited)
+        table.put(record)
+    if timed_out is not TimeoutType.HEARTBEAT and record.reachable:
+        reason = _why_lapsed(cause)
+        table.put(record.replace(unreachable_since=workflow.now(), reason=reason))
+        table.report(NodeUnreachable(**identity_of(node), time=workflow.now(), detail=reason))
 
 
 async def check_connection(table: NodeTable, node: NodeCredentials) -> None:

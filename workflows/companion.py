@@ -11,15 +11,25 @@ from datetime import timedelta
 
 from temporalio import workflow
 from temporalio.common import WorkflowIDReusePolicy
-from temporalio.exceptions import ActivityError, WorkflowAlreadyStartedError, is_cancelled_exception
+from temporalio.exceptions import (
+    ActivityError,
+    ApplicationError,
+    WorkflowAlreadyStartedError,
+    is_cancelled_exception,
+)
 
 with workflow.unsafe.imports_passed_through():
     from perdure.contract import Message
+    from perdure.contract.base import shorten
     from perdure.contract.names import watch_task_queue
     from perdure.workflows import options
     from perdure.workflows.cancellation import uncancelled
     from perdure.workflows.node_record import GroupInput
     from perdure.workflows.patching import starts_again_after_reset
+
+
+_LONGEST_REFUSAL = 300
+"""Characters."""
 
 
 class JobOwner(Message):
@@ -83,6 +93,14 @@ async def start_companion(name: str, argument: Message, *, owner: JobOwner, work
             continue
         return
     workflow.logger.info("%s is already known", workflow_id)
+
+
+def refusal_of(error: Exception) -> ApplicationError:
+    """The refusal of a request on which this release cannot decide. A handler that raised anything else would fail the
+    workflow's task as long as the request is repeated, and no other rank would be answered."""
+    text = f"this release cannot decide on the request: {type(error).__name__}: {error}"
+    workflow.logger.error("a request was refused: %s", text)
+    return ApplicationError(shorten(text, _LONGEST_REFUSAL), type="UndecidedRequest")
 
 
 async def _job_runs(owner: JobOwner) -> bool:

@@ -31,7 +31,7 @@ with workflow.unsafe.imports_passed_through():
     from perdure.contract.names import DATASET, dataset_workflow_id
     from perdure.workflows import event_sink, options
     from perdure.workflows.carrying import Packed, pack, unpack
-    from perdure.workflows.companion import JobOwner, accompany, owner_of, start_companion
+    from perdure.workflows.companion import JobOwner, accompany, owner_of, refusal_of, start_companion
     from perdure.workflows.node_record import GroupInput
     from perdure.workflows.patching import bounds_grants, keeps_what_is_done, spaces_tries
     from perdure.workflows.policy.diagnosis.claims import why_beyond
@@ -88,13 +88,16 @@ class Dataset:
 
     @workflow.update(description="What ranks have done, for what they need next")
     def exchange(self, request: DatasetRequest) -> DatasetAnswer:
-        self._state, answers = exchange_all(
-            self._state,
-            request,
-            bounded=self._bounded,
-            stays_done=self._stays_done,
-            now=workflow.now() if self._spaced else None,
-        )
+        try:
+            self._state, answers = exchange_all(
+                self._state,
+                request,
+                bounded=self._bounded,
+                stays_done=self._stays_done,
+                now=workflow.now() if self._spaced else None,
+            )
+        except Exception as error:
+            raise refusal_of(error) from error
         if self._spaced:
             ranks = max((one.world_size for one in request.ranks), default=1)
             self._unreadable = unreadable(self._state, self._input.name, ranks=ranks, now=workflow.now())
@@ -127,13 +130,16 @@ class Dataset:
         while True:
             await workflow.wait_condition(lambda: size(self._state.aside) != self._reported or self._is_news)
             known, away = unprocessed(self._state, self._input.name), self._unreadable
+            received = False
             try:
                 report = ShardsSetAside(uid=self._input.uid, unprocessed=known, unreadable=away)
                 await job.signal("shards_set_aside", report)
                 self._reported, self._known_unreadable = known.samples, away
+                received = True
             except TemporalError as error:
                 workflow.logger.warning("the job has not received what was set aside, and is sent it again: %s", error)
-            if self._reported != known.samples or len(self._state.details) > MOST_NAMED:
+            waits = not received if self._spaced else self._reported != known.samples
+            if waits or len(self._state.details) > MOST_NAMED:
                 await workflow.sleep(options.UNPROCESSED_INTERVAL, summary="until the next report to the job")
 
 

@@ -99,6 +99,7 @@ class NodeGroup:
         self._bounded = bounds_group_run()
         if self._bounded:
             self._table.transitions.keep_only_newest_telemetry()
+            self._table.leases_sparingly = True
 
     @workflow.run
     async def run(self, group: GroupInput | Packed) -> None:

@@ -66,6 +66,9 @@ class NodeTable:
             carried=carried.transitions if carried else TransitionsCarried(ownership_epoch=group.ownership_epoch),
         )
         self.owner_closed = carried.owner_closed if carried else False
+        self.leases_sparingly = False
+        """A node that is lost is leased no more, and one that gives its lease back at once after a pause; a run of an
+        earlier release that is replayed leases both again at once."""
         self._datasets = carried.datasets if carried else ()
         self._copy_targets = dict(carried.copy_targets) if carried else {}
         self.dirty = True

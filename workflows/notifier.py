@@ -20,7 +20,7 @@ from typing import Any
 
 from temporalio import workflow
 from temporalio.common import RawValue
-from temporalio.exceptions import ActivityError, ApplicationError
+from temporalio.exceptions import ActivityError, ApplicationError, is_cancelled_exception
 from temporalio.exceptions import TimeoutError as ActivityTimeout
 
 with workflow.unsafe.imports_passed_through():
@@ -190,6 +190,9 @@ class Notifier:
             attempt = NotificationAttempt(target=name, notification=self._job.targets[name], body=body)
             await workflow.execute_activity("deliver_notification", attempt, **how)
         except ActivityError as error:
+            if is_cancelled_exception(error):
+                # This run ends, and the next one delivers it.
+                raise asyncio.CancelledError from error
             reason = error.cause
             if isinstance(reason, ActivityTimeout):
                 # No time was left for another attempt: the last one says why.

@@ -75,6 +75,15 @@ LEASE_RETRY = RetryPolicy(
 """Quick and indefinite, but the group itself schedules a lease again that was not renewed: only so it learns that its
 agent is silent. An agent that restarts takes the next lease, and the job need not know."""
 
+SHORT_LEASE = timedelta(seconds=10)
+"""A lease that its agent gives back sooner is scheduled again after a pause: a program in the place of an agent that
+gives each back would have the group write a hundred events a second."""
+
+LEASE_PAUSE = timedelta(seconds=1)
+"""That pause, which doubles each time."""
+
+LONGEST_LEASE_PAUSE = timedelta(seconds=30)
+
 COMMAND_RETRY = RetryPolicy(
     initial_interval=timedelta(milliseconds=100), backoff_coefficient=2, maximum_interval=timedelta(seconds=2)
 )

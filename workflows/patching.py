@@ -43,8 +43,8 @@ def may_begin_after_reset() -> bool:
 
 
 def bounds_group_run() -> bool:
-    """Whether this run of a group lets telemetry that waits make room for newer, and ends before its history is too
-    large; call it once, in `workflow.init`."""
+    """Whether this run of a group lets telemetry that waits make room for newer, ends before its history is too large,
+    and leases sparingly; call it once, in `workflow.init`."""
     return workflow.patched("newest-telemetry")
 
 

@@ -23,7 +23,7 @@ with workflow.unsafe.imports_passed_through():
     from perdure.contract.names import STORE, node_task_queue, store_workflow_id
     from perdure.workflows import options
     from perdure.workflows.carrying import Packed, pack, unpack
-    from perdure.workflows.companion import JobOwner, accompany, owner_of, start_companion
+    from perdure.workflows.companion import JobOwner, accompany, owner_of, refusal_of, start_companion
     from perdure.workflows.node_record import GroupInput
     from perdure.workflows.policy.diagnosis.claims import why_beyond
     from perdure.workflows.policy.services.store import (
@@ -66,7 +66,10 @@ class KeyValueStore:
 
     @workflow.update(description="Calls of a node's ranks")
     def call(self, request: StoreRequest) -> StoreAnswers:
-        self._state, answers = answer_calls(self._state, request)
+        try:
+            self._state, answers = answer_calls(self._state, request)
+        except Exception as error:
+            raise refusal_of(error) from error
         self._notify()
         return StoreAnswers(calls=answers)
 

@@ -30,10 +30,12 @@ from perdure.activities.recorded_spec import recorded_spec
 from perdure.base.executions import (
     OPEN,
     Execution,
+    ExecutionDescription,
     ExecutionStatus,
     QueryRejected,
     describe,
     describe_all,
+    find,
     list_executions,
     query,
 )
@@ -239,7 +241,10 @@ class HistoryActivities:
         if activity.in_activity():
             activity.heartbeat()
         try:
-            record = await (self._read(execution) if asks else self._read_without_answer(execution))
+            described = await describe(self._client, execution.id, run_id=execution.run_id, rpc_timeout=_CALL)
+            if await self._was_reset(described):
+                return
+            record = await (self._read(execution, described) if asks else self._read_without_answer(described))
             async with self._writing:
                 await self._in_thread(self._store.write, record)
         except (NotRecorded, ValueError) as error:
@@ -248,8 +253,16 @@ class HistoryActivities:
             if error.status is not RPCStatusCode.NOT_FOUND:
                 raise
 
-    async def _read(self, execution: Execution) -> JobRecord:
-        described = await describe(self._client, execution.id, run_id=execution.run_id, rpc_timeout=_CALL)
+    async def _was_reset(self, described: ExecutionDescription) -> bool:
+        """Whether the job goes on, or has ended, in a run after this one, which a reset has terminated."""
+        if described.is_open:
+            return False
+        newest = await find(self._client, described.id, rpc_timeout=_CALL)
+        if newest is None or newest.first_run_id != described.first_run_id:
+            return False
+        return newest.run_id != described.run_id
+
+    async def _read(self, execution: Execution, described: ExecutionDescription) -> JobRecord:
         shape = await self._shape(execution)
         handle = self._client.get_workflow_handle(execution.id, run_id=execution.run_id)
         status: JobStatus | None = None
@@ -263,10 +276,9 @@ class HistoryActivities:
         live = await self._live_peaks(status) if status is not None and execution.is_open else {}
         return record_of(execution, described.first_run_id, described.began, shape, status, incidents, live)
 
-    async def _read_without_answer(self, execution: Execution) -> JobRecord:
-        described = await describe(self._client, execution.id, run_id=execution.run_id, rpc_timeout=_CALL)
-        shape = await self._shape(execution)
-        return record_of(execution, described.first_run_id, described.began, shape, None)
+    async def _read_without_answer(self, described: ExecutionDescription) -> JobRecord:
+        shape = await self._shape(described)
+        return record_of(described, described.first_run_id, described.began, shape, None)
 
     async def _live_peaks(self, status: JobStatus) -> dict[str, Peaks]:
         """What the nodes of each role have used until now, as their agents report it in their leases."""

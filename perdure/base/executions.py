@@ -28,6 +28,7 @@ from temporalio.client import (
     Client,
     WorkflowExecutionStatus,
     WorkflowHandle,
+    WorkflowHistoryEventFilterType,
     WorkflowQueryRejectedError,
     WorkflowUpdateRPCTimeoutOrCancelledError,
 )
@@ -55,6 +56,8 @@ arrives: the next run carries out the same update."""
 _AGAIN = (0.1, 0.2, 0.4)
 """Seconds before such an update is sent again. A task that fails each time has another cause, and is told."""
 _PAGE = 1000
+_NAMESAKES = 8
+"""The newest workflows of an ID among which an earlier one is looked for: the ID was free for a moment only."""
 _AT_ONCE = 16
 """Descriptions requested at a time."""
 
@@ -199,6 +202,45 @@ async def find(
         if error.status is RPCStatusCode.NOT_FOUND:
             return None
         raise
+
+
+async def find_last_run(
+    client: Client, workflow_id: str, first_run_id: str, *, rpc_timeout: timedelta | None = None
+) -> ExecutionDescription | None:
+    """Describes the last run of the workflow that began with this run; None if the server does not know it any more.
+
+    Each run is kept for the retention from its own end on, so a workflow that runs for long loses its first one; and
+    its ID may be another workflow's by now.
+
+    Raises:
+        RPCError: if the server does not answer.
+    """
+    newest = await find(client, workflow_id, rpc_timeout=rpc_timeout)
+    if newest is not None and newest.first_run_id == first_run_id:
+        return newest
+    query = f"WorkflowId = {quoted(workflow_id)} AND {LAST_OF_THEIR_CHAINS}"
+    listed = list_executions(client, query, limit=_NAMESAKES, rpc_timeout=rpc_timeout)
+    for run_id in [execution.run_id async for execution in listed]:
+        run = await find(client, workflow_id, run_id=run_id, rpc_timeout=rpc_timeout)
+        if run is not None and run.first_run_id == first_run_id:
+            return run
+    # Lists show a run later than it began.
+    following = first_run_id
+    while True:
+        run = await find(client, workflow_id, run_id=following, rpc_timeout=rpc_timeout)
+        if run is None or run.status is not ExecutionStatus.CONTINUED_AS_NEW:
+            return run
+        following = await _continued_as(client, run, rpc_timeout=rpc_timeout)
+
+
+async def _continued_as(client: Client, run: Execution, *, rpc_timeout: timedelta | None) -> str:
+    """The run as which a run has continued."""
+    handle = client.get_workflow_handle(run.id, run_id=run.run_id)
+    events = handle.fetch_history_events(
+        event_filter_type=WorkflowHistoryEventFilterType.CLOSE_EVENT, rpc_timeout=rpc_timeout
+    )
+    [last] = [event async for event in events]
+    return last.workflow_execution_continued_as_new_event_attributes.new_execution_run_id
 
 
 async def describe_all(

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic import SecretStr
-from temporalio.client import WorkflowFailureError
 from temporalio.exceptions import WorkflowAlreadyStartedError
 
 from perdure.base.credentials.tickets import digest_of, id_of, new_secret
@@ -28,7 +27,7 @@ from perdure.client.error_mapping import map_errors
 from perdure.client.nodes import RunningNode, read_nodes, require_one_role, running_nodes
 from perdure.client.notifications import NotificationCalls
 from perdure.client.pauses import describe_pauses, pause_of
-from perdure.client.results import result_of
+from perdure.client.results import await_result
 from perdure.client.scaling import ScalingCalls
 from perdure.client.task_failures import failures_among
 from perdure.client.views import (
@@ -271,11 +270,7 @@ class Client(NotificationCalls, ScalingCalls):
             try:
                 async with map_errors(self, name, namespace):
                     handle = await self._handle(name, namespace)
-                    try:
-                        result: JobResult = await handle.result(rpc_timeout=timedelta(seconds=30))
-                        return result
-                    except WorkflowFailureError as error:
-                        return await result_of(await self.connect(), error, handle)
+                    return await await_result(await self.connect(), handle, rpc_timeout=timedelta(seconds=30))
             except NoWorker:
                 away_since = None  # The server answered; the long poll merely ended.
             except ControlPlaneUnreachable:

@@ -7,19 +7,19 @@ import contextlib
 from typing import Protocol
 from uuid import uuid4
 
-from temporalio.client import WorkflowFailureError, WorkflowUpdateFailedError, WorkflowUpdateRPCTimeoutOrCancelledError
+from temporalio.client import WorkflowUpdateFailedError, WorkflowUpdateRPCTimeoutOrCancelledError
 from temporalio.exceptions import ApplicationError
 from temporalio.service import RPCError, RPCStatusCode
 
 from perdure.activities.nodes.joined.node_session import AgentConnection
 from perdure.agent.job_liveness import JobLiveness, query_job_liveness
 from perdure.base.errors import ControlPlaneOverloaded, ExitCode, JobAlreadyRunning, JobNotFound, JoinRefused
-from perdure.base.executions import find, update_in_crowd
+from perdure.base.executions import find, find_last_run, update_in_crowd
 from perdure.client.client import Client
 from perdure.client.connection import CALL_TIMEOUT, payload_encryption
 from perdure.client.error_mapping import map_errors, why_late
 from perdure.client.job_calls import UPDATE_TIMEOUT
-from perdure.client.results import result_of
+from perdure.client.results import await_result
 from perdure.client.views import FINAL_PHASES
 from perdure.contract import (
     Incarnation,
@@ -145,7 +145,6 @@ class DirectJobConnection:
         """The result of the job with this first run ID, if it has ended or is ending; None if it continues."""
         temporal = await self._client.connect()
         job_id = job_workflow_id(self._namespace, self._job)
-        handle = temporal.get_workflow_handle(job_id, run_id=first_run_id, result_type=JobResult)
         async with map_errors(self._client, self._job, self._namespace):
             liveness = await query_job_liveness(
                 temporal, job_id=job_id, first_run_id=first_run_id, rpc_timeout=CALL_TIMEOUT
@@ -153,10 +152,10 @@ class DirectJobConnection:
             if liveness is JobLiveness.OPEN:
                 phase = (await self._client.status(self._job, namespace=self._namespace)).phase
                 return await self.wait() if phase is JobPhase.STOPPING or phase in FINAL_PHASES else None
-            try:
-                return await handle.result(rpc_timeout=CALL_TIMEOUT)
-            except WorkflowFailureError as error:
-                return await result_of(temporal, error, handle)
+            last = await find_last_run(temporal, job_id, first_run_id, rpc_timeout=CALL_TIMEOUT)
+            run_id = first_run_id if last is None else last.run_id
+            handle = temporal.get_workflow_handle(job_id, run_id=run_id, result_type=JobResult)
+            return await await_result(temporal, handle, rpc_timeout=CALL_TIMEOUT)
 
     async def report_departure(
         self, place: NodeRequest, *, time: Time, reason: str, cause: LossCause = LossCause.UNKNOWN

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from temporalio.client import Client as TemporalClient
@@ -12,9 +12,37 @@ from temporalio.service import RPCError
 
 from perdure.base.encryption.codec import REFUSED_PAYLOAD, UNREADABLE_JSON
 from perdure.base.errors import ExitCode, Refused
-from perdure.base.executions import QueryRejected, describe, query
+from perdure.base.executions import ExecutionStatus, QueryRejected, describe, find, query
 from perdure.client.connection import CALL_TIMEOUT
 from perdure.contract import JobPhase, JobResult, JobStatus
+
+
+async def await_result(
+    temporal: TemporalClient, handle: WorkflowHandle[Any, JobResult], *, rpc_timeout: timedelta
+) -> JobResult:
+    """Waits for the end of a job, in whichever run that is: also in that after a reset, which terminates the one
+    before.
+
+    Raises:
+        Refused: as `result_of`.
+        RPCError: if the server does not know the job, or the job does not end in time.
+    """
+    first_run = (await describe(temporal, handle.id, run_id=handle.run_id or "", rpc_timeout=CALL_TIMEOUT)).first_run_id
+    while True:
+        try:
+            return await handle.result(rpc_timeout=rpc_timeout)
+        except WorkflowFailureError as error:
+            if not isinstance(error.cause, TerminatedError) or not await _goes_on(temporal, handle.id, first_run):
+                return await result_of(temporal, error, handle)
+            handle = temporal.get_workflow_handle(handle.id, result_type=JobResult)
+
+
+async def _goes_on(temporal: TemporalClient, workflow_id: str, first_run: str) -> bool:
+    """Whether a job of which a run was terminated runs again, or has ended otherwise since: it was reset."""
+    newest = await find(temporal, workflow_id, rpc_timeout=CALL_TIMEOUT)
+    if newest is None or newest.first_run_id != first_run:
+        return False
+    return newest.status is not ExecutionStatus.TERMINATED
 
 
 async def result_of(

@@ -121,12 +121,16 @@ class Reconciler:
             return await self._refuse(resource, "InvalidSpec", str(error))
         if job.backend not in self._backends:
             return await self._refuse(resource, "Forbidden", _not_served(job.backend, self._backends))
-        adopted = other if other is not None and other.open else None
-        if adopted is not None and not await self._continues(adopted, job):
-            return await self._refuse(resource, "NameTaken", _name_taken(resource), again=RETRY)
-        if adopted is not None and await self._is_ending(resource):
-            return await self._refuse(resource, "NameTaken", _NAME_IS_FREE_SOON, again=REFRESH)
-        if refusal := await self._owners.refusal(resource, job):
+        adopted, used = other if other is not None and other.open else None, job
+        if adopted is not None:
+            running = await self._runs.spec_of(adopted) if adopted.object_uid else None
+            if running is None or refusal_of_changes(running, job, completed=adopted.continued):
+                return await self._refuse(resource, "NameTaken", _name_taken(resource), again=RETRY)
+            if await self._is_ending(resource):
+                return await self._refuse(resource, "NameTaken", _NAME_IS_FREE_SOON, again=REFRESH)
+            # The job of an earlier object, perhaps of another owner, may use more than this object states.
+            used = running
+        if refusal := await self._owners.refusal(resource, used):
             # Only others can change that: those who grant rights.
             return await self._refuse(resource, "Forbidden", refusal, again=RETRY)
         message = "\n".join(str(warning) for warning in warnings)
@@ -151,11 +155,6 @@ class Reconciler:
         )
         return await self._show(resource, status, again=SOON)
 
-    async def _continues(self, run: Run, job: JobSpec) -> bool:
-        """Whether the open run may become the object's: an earlier object of this name started it with the same
-        specification. That object is gone without the end of its job, as when the definition was removed."""
-        return bool(run.object_uid) and not refusal_of_changes(await self._runs.spec_of(run), job)
-
     async def _is_ending(self, resource: TrainingJobResource) -> bool:
         """Whether the open run of the object's name trains no more, such as that of a deleted object whose finalizer a
         user has removed: what adopts it would end with it."""
@@ -163,6 +162,8 @@ class Reconciler:
         return phase in (JobPhase.HELD, JobPhase.STOPPING) or phase in FINAL_PHASES
 
     async def _adopt(self, resource: TrainingJobResource, run: Run, status: ResourceStatus) -> Looked:
+        """Makes the open run the object's: an earlier object of this name started it with the same specification. That
+        object is gone without the end of its job, as when the definition was removed."""
         resource = await self._protected(resource)
         logger.info("%s: adopted run %s of an earlier object", run.workflow_id, run.first_run_id)
         status = statuses.adopted_status(status, run.workflow_id, run.first_run_id, _observed(resource))
@@ -193,7 +194,7 @@ class Reconciler:
         job = await self._runs.status(resource)
         if judged.accepts(generation):
             try:
-                if await self._carry(resource, job):
+                if await self._carry(resource, job, edited=not status.accepts(generation)):
                     job = await self._runs.status(resource)
             except (Refused, SpecError) as error:
                 # Perhaps only for now, such as while a role is being suspended: the next look requests it again.
@@ -215,7 +216,7 @@ class Reconciler:
         at = _observed(resource)
         try:
             desired, warnings = resource.job()
-            refusal = refusal_of_changes(await self._runs.spec_of(run), desired)
+            refusal = refusal_of_changes(await self._runs.spec_of(run), desired, completed=run.continued)
         except SpecError as error:
             return statuses.refused_status(status, "InvalidSpec", str(error), at)
         if refusal:
@@ -223,8 +224,15 @@ class Reconciler:
         message = "\n".join(str(warning) for warning in warnings)
         return statuses.accepted_status(status, message, at)
 
-    async def _carry(self, resource: TrainingJobResource, job: JobStatus) -> bool:
-        """Applies the object's changes to the running job; returns whether there were any."""
+    async def _carry(self, resource: TrainingJobResource, job: JobStatus, *, edited: bool = False) -> bool:
+        """Applies the object's changes to the running job; returns whether there were any.
+
+        Args:
+            resource: The object.
+            job: The job.
+            edited: Whether the object was changed since its changes were applied last. Only then a role with
+                `nodes: auto`, whose number the job has chosen itself, is set to that number again.
+        """
         if job.phase in (JobPhase.HELD, JobPhase.STOPPING) or job.phase in FINAL_PHASES:
             return False
         running = {one.name: (one.nodes_min, one.nodes_allowed) for one in job.by_role}
@@ -233,7 +241,7 @@ class Reconciler:
         nodes = {
             name: str(role.nodes)
             for name, role in desired.roles.items()
-            if (role.nodes.min, role.nodes.max) != running.get(name)
+            if (role.nodes.min, role.nodes.max) != running.get(name) and (edited or not role.nodes.auto)
         }
         goals = _new_goals(resource, desired, job)
         scaled = nodes.keys() | goals.keys()

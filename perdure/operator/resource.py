@@ -200,7 +200,8 @@ class TrainingJobResource(Part):
         if isinstance(replicas, int) and replicas > 0:
             if autoscaler := self.autoscaler:
                 replicas, advice = _within(fields["roles"], self.leading_role, replicas, autoscaler)
-            fields["roles"] = _scaled(roles, self.leading_role, replicas)
+            if replicas is not None:
+                fields["roles"] = _scaled(roles, self.leading_role, replicas)
         own = {name: f"the object's metadata sets it: {value}" for name, value in self._identity().items()}
         if doubled := [
             SpecProblem(location=(name,), value=format_value(fields[name]), message=text, hint="remove it")
@@ -273,13 +274,21 @@ def _with_nodes(job: JobSpec, name: str | None, scaled: JsonValue) -> JobSpec:
     return job.model_copy(update={"roles": {**job.roles, name: role}})
 
 
-def _within(roles: JsonValue, name: str | None, replicas: int, autoscaler: str) -> tuple[int, tuple[SpecWarning, ...]]:
-    """The number of nodes nearest to what an autoscaler asks for, of those that the role allows; a warning where it is
-    another one."""
+def _within(
+    roles: JsonValue, name: str | None, replicas: int, autoscaler: str
+) -> tuple[int | None, tuple[SpecWarning, ...]]:
+    """The number of nodes nearest to what an autoscaler asks for, of those that the role allows, None where the job
+    chooses it itself; a warning where it is another one."""
     role = roles.get(name) if isinstance(roles, dict) and name else None
     if not isinstance(role, dict):
         return replicas, ()
     nodes = NodeCount.model_validate(role.get("nodes"))
+    if nodes.auto:
+        message = (
+            f"{autoscaler} asks for {count(replicas, 'node')}, and nodes of role {name} is auto: the job keeps the "
+            "number that it has chosen"
+        )
+        return None, (SpecWarning(location=("replicas",), message=message),)
     nearest = min(max(replicas - replicas % nodes.unit, nodes.min), nodes.max)
     if nearest == replicas:
         return replicas, ()

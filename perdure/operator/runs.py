@@ -14,17 +14,17 @@ from typing import Any
 
 from temporalio.api.common.v1 import WorkflowExecution
 from temporalio.api.workflowservice.v1 import GetWorkflowExecutionHistoryRequest
+from temporalio.client import Client as TemporalClient
 from temporalio.client import WorkflowFailureError, WorkflowHandle
 from temporalio.service import RPCError, RPCStatusCode
 
 from perdure.agent.job_liveness import has_groups
 from perdure.base.errors import ExitCode, PerdureError, Refused
 from perdure.base.executions import (
-    LAST_OF_THEIR_CHAINS,
+    ExecutionDescription,
     describe_all,
     find,
-    list_executions,
-    quoted,
+    find_last_run,
 )
 from perdure.base.payloads import first_value, memo_value
 from perdure.client.client import Client
@@ -44,9 +44,6 @@ from perdure.spec.job import JobSpec
 EVERY_JOB = 100_000
 """A limit above the number of jobs that a Temporal namespace is expected to hold."""
 
-_NAMESAKES = 8
-"""The newest jobs of an object's name among which its own is looked for: the name was free for a moment only."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
@@ -62,6 +59,11 @@ class Run:
     page: str
     """The job's page in the Temporal UI; empty if its address is unknown."""
 
+    @property
+    def continued(self) -> bool:
+        """Whether the job has continued as new: the newest run has the specification that the job has completed."""
+        return self.run_id != self.first_run_id
+
 
 class Runs:
     """The workflows of the objects."""
@@ -71,43 +73,30 @@ class Runs:
 
     async def find(self, resource: TrainingJobResource) -> Run | None:
         """Finds the latest run of the object's name, however it was started."""
-        return await self._find(resource.workflow_id)
+        temporal = await self._client.connect()
+        async with map_errors(self._client):
+            found = await find(temporal, resource.workflow_id, rpc_timeout=CALL_TIMEOUT)
+            return None if found is None else await self._run(temporal, found)
 
     async def find_ended(self, resource: TrainingJobResource) -> Run | None:
         """Finds the object's own run where another job has its name: it has ended, as a name has one open run. None
         where the server does not know it any more."""
-        found = await self._find(resource.workflow_id, resource.status.run_id)
-        found = found or await self._find_continued(resource)
-        return None if found is None else replace(found, open=False)
-
-    async def _find_continued(self, resource: TrainingJobResource) -> Run | None:
-        """Finds the last run of a job that has continued as new for so long that the server has forgotten its first
-        one."""
-        temporal = await self._client.connect()
-        last = f"WorkflowId = {quoted(resource.workflow_id)} AND {LAST_OF_THEIR_CHAINS}"
-        async with map_errors(self._client):
-            listed = list_executions(temporal, last, limit=_NAMESAKES, rpc_timeout=CALL_TIMEOUT)
-            run_ids = [execution.run_id async for execution in listed]
-        for run_id in run_ids:
-            run = await self._find(resource.workflow_id, run_id)
-            if run is not None and run.first_run_id == resource.status.run_id:
-                return run
-        return None
-
-    async def _find(self, workflow_id: str, run_id: str = "") -> Run | None:
         temporal = await self._client.connect()
         async with map_errors(self._client):
-            found = await find(temporal, workflow_id, run_id=run_id, rpc_timeout=CALL_TIMEOUT)
-            if found is None:
-                return None
-            return Run(
-                workflow_id=found.id,
-                run_id=found.run_id,
-                first_run_id=found.first_run_id,
-                object_uid=await memo_value(temporal, found, OBJECT_MEMO) or "",
-                open=found.is_open,
-                page=self._client.endpoint.workflow_page(found.id, found.first_run_id),
+            found = await find_last_run(
+                temporal, resource.workflow_id, resource.status.run_id, rpc_timeout=CALL_TIMEOUT
             )
+            return None if found is None else replace(await self._run(temporal, found), open=False)
+
+    async def _run(self, temporal: TemporalClient, found: ExecutionDescription) -> Run:
+        return Run(
+            workflow_id=found.id,
+            run_id=found.run_id,
+            first_run_id=found.first_run_id,
+            object_uid=await memo_value(temporal, found, OBJECT_MEMO) or "",
+            open=found.is_open,
+            page=self._client.endpoint.workflow_page(found.id, found.first_run_id),
+        )
 
     async def start(self, job: JobSpec, resource: TrainingJobResource, *, owner: str = "") -> Submission:
         """Starts the job, and stores the object's UID in the run.
@@ -123,7 +112,7 @@ class Runs:
         return await self._client.submit(job, upload=False, memo={OBJECT_MEMO: resource.metadata.uid}, owner=owner)
 
     async def spec_of(self, run: Run) -> JobSpec:
-        """The specification that the run was started with."""
+        """The specification that the newest run was started with."""
         temporal = await self._client.connect()
         request = GetWorkflowExecutionHistoryRequest(
             namespace=temporal.namespace,

@@ -270,13 +270,13 @@ def test_a_role_has_the_nodes_that_a_plan_says_until_the_object_states_others(
         assert counts(with_annotation(nonsense, stated)) == counts(known)
 
 
-def scaled_by(*writers: str, replicas: int, nodes: Any) -> TrainingJobResource:
+def scaled_by(*writers: str, replicas: int, nodes: Any, **role: Any) -> TrainingJobResource:
     """An object whose replicas these programs have set."""
     fields = [
         {"manager": "kubectl", "fieldsV1": {"f:spec": {"f:roles": {}}}},
         *({"manager": one, "fieldsV1": {"f:spec": {"f:replicas": {}}}, "subresource": "scale"} for one in writers),
     ]
-    known = resource({"replicas": replicas}, nodes=nodes)
+    known = resource({"replicas": replicas}, nodes=nodes, **role)
     return known.model_validate(
         {"metadata": {**known.metadata.model_dump(by_alias=True), "managedFields": fields}, "spec": known.spec}
     )

@@ -10,12 +10,12 @@ from temporalio.client import Client as TemporalClient
 from temporalio.client import WorkflowHandle
 from temporalio.worker import Worker
 
+from perdure.base import executions
 from perdure.base.executions import find
 from perdure.client.client import Client
 from perdure.contract import JobPhase, JobStatus
 from perdure.contract.names import TRAINING_JOB, uid_of
 from perdure.contract.users import OBJECT_MEMO
-from perdure.operator import runs as runs_module
 from perdure.operator.resource import TrainingJobResource
 from perdure.operator.runs import Runs
 from tests.operator.known_jobs import running_job
@@ -101,11 +101,11 @@ async def test_a_job_whose_first_run_the_server_has_forgotten_is_found_where_ano
         await newest.terminate(reason="the test ends it")
         other = await temporal_client.start_workflow(TRAINING_JOB, False, id=workflow_id, task_queue=job_name)
 
-        async def find_of_later(client: TemporalClient, workflow: str, *, run_id: str, **options: Any) -> Any:
+        async def find_of_later(client: TemporalClient, workflow: str, *, run_id: str = "", **options: Any) -> Any:
             # The server takes a quarter of a minute to forget a run.
             return None if run_id == first else await find(client, workflow, run_id=run_id, **options)
 
-        monkeypatch.setattr(runs_module, "find", find_of_later)
+        monkeypatch.setattr(executions, "find", find_of_later)
         metadata = {"name": job_name, "namespace": "nlp", "uid": "1"}
         known = TrainingJobResource.model_validate({"metadata": metadata, "status": {"runId": first}})
         run = await eventually(lambda: runs.find_ended(known))

@@ -9,11 +9,12 @@ from datetime import timedelta
 from typing import Any, TypeVar
 from uuid import uuid4
 
+import pytest
 from temporalio.api.common.v1 import WorkflowExecution
 from temporalio.api.enums.v1 import ResetReapplyExcludeType
 from temporalio.api.workflowservice.v1 import ResetWorkflowExecutionRequest
-from temporalio.client import WorkflowHandle
-from temporalio.service import RPCStatusCode
+from temporalio.client import Client, WorkflowHandle
+from temporalio.service import RPCError, RPCStatusCode
 
 from perdure.contract import GroupTransitions, IncidentView, JobPhase, JobStatus
 from tests.support.waiting import DEADLINE, eventually
@@ -160,3 +161,18 @@ async def node(
     key = (fleet.place(handle.id, role), rank, incarnation)
     await eventually(lambda: key in fleet.nodes, what=f"node {rank}.{incarnation} is created")
     return fleet.nodes[key]
+
+
+def forget_run(monkeypatch: pytest.MonkeyPatch, client: Client, run_id: str) -> None:
+    """Has the server answer as if it did not know a run any more, for which it takes a quarter of a minute."""
+
+    def forgetting(answer: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+        async def answer_of_others(request: Any, **options: Any) -> Any:
+            if request.execution.run_id == run_id:
+                raise RPCError("workflow execution not found", RPCStatusCode.NOT_FOUND, b"")
+            return await answer(request, **options)
+
+        return answer_of_others
+
+    for name in ("get_workflow_execution_history", "describe_workflow_execution"):
+        monkeypatch.setattr(client.workflow_service, name, forgetting(getattr(client.workflow_service, name)))

@@ -121,3 +121,23 @@ async def test_an_agent_that_does_not_renew_its_lease_takes_the_next_and_is_not_
     known = await status(handle)
     assert (known.generation, known.nodes) == (1, 2)
     assert not await incidents(handle)
+
+
+def test_a_node_that_gives_each_lease_back_at_once_is_leased_after_pauses_that_grow(monkeypatch: pytest.MonkeyPatch):
+    table, leases, pauses = table_of(joined()), list[str](), list[float]()
+    table.leases_sparingly = True
+
+    async def given_back(name: str, *_: Any, **options: Any) -> None:
+        leases.append(name)
+        if len(leases) == 8:
+            del table.records[NODE.rank]
+
+    async def sleep(duration: timedelta, **_: Any) -> None:
+        pauses.append(duration.total_seconds())
+
+    monkeypatch.setattr(workflow, "execute_activity", given_back)
+    monkeypatch.setattr(workflow, "sleep", sleep)
+    monkeypatch.setattr(workflow, "now", lambda: NOW)
+    asyncio.run(hold_lease(table, NODE))
+    assert pauses == [1, 2, 4, 8, 16, 30, 30]
+    assert [type(one) for one in table.transitions.carried.waiting] == [NodeUnreachable]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from datetime import timedelta
 from typing import Any
 from uuid import uuid4
@@ -23,10 +25,12 @@ from perdure.contract import (
     FailedShard,
     JobResult,
     JobStatus,
+    NodeCredentials,
     ShardAnswer,
     ShardRequest,
     ShardsSetAside,
     Term,
+    UnreadableDataset,
 )
 from perdure.contract.datasets import Spans
 from perdure.contract.names import dataset_workflow_id, watch_task_queue
@@ -40,7 +44,7 @@ from perdure.workflows.policy.services.spans import difference, size, union
 from tests.support.waiting import eventually
 from tests.workflows.fleet import Fleet, job_spec, submit
 from tests.workflows.jobs import RUN_ENDS, node, running, seen
-from tests.workflows.played_node import PlayedNode
+from tests.workflows.played_node import PlayedNode, now
 from tests.workflows.ways import REPLAYED, sandboxed
 
 PARAMETERS = DatasetParameters(size=1000, shard_size=10, epochs=2)
@@ -263,3 +267,65 @@ async def test_a_report_that_the_job_did_not_receive_is_sent_again(
         assert received is not None
         assert received.unprocessed.samples == 10
         await handle.terminate()
+
+
+def unattended(**changes: Any) -> DatasetInput:
+    """A dataset of a job that the server does not know."""
+    owner = JobOwner(job_id=f"job/late/{uuid4().hex}", job_first_run_id="", check=timedelta(seconds=1))
+    state = datasets.begin(PARAMETERS)
+    return DatasetInput(owner=owner, uid="0a1b2c3d", name="train", state=state).replace(**changes)
+
+
+def request_of(rank: int) -> DatasetRequest:
+    sender = NodeCredentials(uid="0a1b2c3d", role="worker", rank=0, incarnation=1, token="t")
+    ranks = (ShardRequest(rank=rank, world_size=1, shards=1),)
+    return DatasetRequest(sender=sender, parameters=PARAMETERS, term=Term(generation=1), ranks=ranks)
+
+
+@asynccontextmanager
+async def serving(client: Client, dataset: DatasetInput) -> AsyncGenerator[WorkflowHandle[Any, Any]]:
+    """Runs a dataset by itself."""
+    queue = f"alone-{uuid4().hex}"
+    async with (
+        Worker(client, task_queue=queue, workflows=[Dataset], workflow_runner=UnsandboxedWorkflowRunner()),
+        Worker(client, task_queue=watch_task_queue(queue), activities=[never_ends]),
+    ):
+        handle = await client.start_workflow(
+            Dataset.run, dataset, id=f"{dataset.owner.job_id}/0a1b2c3d/dataset/train", task_queue=queue
+        )
+        yield handle
+        await handle.terminate()
+
+
+async def test_a_job_that_is_gone_is_told_seldom_that_a_dataset_can_be_read_again(temporal_client: Client):
+    away = UnreadableDataset(dataset="train", since=now(), error="OSError: stale handle")
+    asked = EventType.EVENT_TYPE_SIGNAL_EXTERNAL_WORKFLOW_EXECUTION_INITIATED
+    waited = EventType.EVENT_TYPE_TIMER_STARTED
+    async with serving(temporal_client, unattended(unreadable=away)) as handle:
+        await handle.execute_update("exchange", request_of(0), result_type=DatasetAnswer)
+
+        async def first_two() -> list[str] | None:
+            kinds = [event.event_type async for event in handle.fetch_history_events()]
+            found = [EventType.Name(kind) for kind in kinds if kind in (asked, waited)]
+            return found[:2] if len(found) > 1 else None
+
+        assert await eventually(first_two) == [EventType.Name(asked), EventType.Name(waited)]
+
+
+async def test_a_request_that_cannot_be_decided_on_is_refused_and_others_are_answered(
+    temporal_client: Client, monkeypatch: pytest.MonkeyPatch
+):
+    decide = datasets.exchange_all
+
+    def fails_for_rank_7(state: DatasetState, request: DatasetRequest, **options: Any) -> Any:
+        if request.ranks[0].rank == 7:
+            raise ValueError("no span of positions")
+        return decide(state, request, **options)
+
+    monkeypatch.setattr("perdure.workflows.dataset.exchange_all", fails_for_rank_7)
+    async with serving(temporal_client, unattended()) as handle:
+        with pytest.raises(WorkflowUpdateFailedError) as refused:
+            await handle.execute_update("exchange", request_of(7), result_type=DatasetAnswer)
+        assert "this release cannot decide on the request: ValueError: no span" in str(refused.value.cause)
+        answer = await handle.execute_update("exchange", request_of(0), result_type=DatasetAnswer)
+        assert answer.ranks[0].granted == ((0, 10),)

@@ -25,6 +25,7 @@ from tests.workflows.jobs import (
     until,
 )
 from tests.workflows.played_node import now
+from tests.workflows.ways import also_replayed
 
 LONG_OUTAGE_S = 12
 SILENT_WITHIN_S = 7
@@ -35,6 +36,21 @@ SHORT_LEASE = {"heartbeat": "1s", "timeout": "3s", "schedule_to_start": "1s"}
 def continue_after(events: int) -> tuple[str, ...]:
     """Server options: a run should continue as new after this many events."""
     return ("--dynamic-config-value", f"limit.historyCount.suggestContinueAsNew={events}")
+
+
+@also_replayed
+async def test_a_node_that_is_lost_is_leased_no_more_and_is_not_called_unreachable(fleet: Fleet):
+    handle = await submit(fleet, job_spec("2"))
+    [group_id] = (await running(handle, nodes=2)).groups
+    lost = await node(fleet, handle, 1)
+    await eventually(lambda: bool(lost.lease_epochs), what="a lease is held")
+    await fleet.lose(lost)
+    await running(handle, nodes=2, generation=2)
+    events = fleet.client.get_workflow_handle(group_id).fetch_history_events()
+    scheduled = [event.activity_task_scheduled_event_attributes async for event in events]
+    told = b"".join(payload.data for one in scheduled for payload in one.input.payloads)
+    assert [one.activity_id for one in scheduled if one.activity_id.startswith("lease/1/1/")] == ["lease/1/1/1"]
+    assert (b'"LOST"' in told, b'"UNREACHABLE"' in told) == (True, False)
 
 
 @pytest.mark.long("workflows")

@@ -33,7 +33,7 @@ from tests.policy.scenario import START
 from tests.support.receiver import Receiver, answers, hangs, receiving
 from tests.support.waiting import eventually
 from tests.workflows.fleet import Fleet, job_spec, running_fleet, submit
-from tests.workflows.jobs import node, running, status, tasks, until
+from tests.workflows.jobs import continue_as_new, node, running, status, tasks, until
 from tests.workflows.ways import also_replayed, sandboxed_and_replayed
 
 Handle = WorkflowHandle[Any, Any]
@@ -213,6 +213,24 @@ async def test_a_redirect_is_given_up_at_once(fleet: Fleet, receiver: Receiver):
     [ended] = (await deliveries.result()).targets
     assert (ended.given_up, len(receiver.requests)) == (1, 1)
     assert "redirects are not followed" in ended.last_error
+
+
+async def test_a_notification_that_is_being_delivered_when_a_run_ends_is_delivered_by_the_next_one(
+    fleet_of_short_runs: Fleet, receiver: Receiver
+):
+    receiver.behaviors["/fails"] = [answers(500)]
+    targets = {"fails": to(receiver, "/fails"), "works": to(receiver, "/works")}
+    first_run = await notifying(fleet_of_short_runs, targets, NoticeBatch(notices=(notice(1),)))
+    deliveries = fleet_of_short_runs.client.get_workflow_handle(first_run.id, result_type=NotifierReport)
+    await receiver.until(lambda: {one.path for one in receiver.requests} == {"/fails", "/works"})
+    await continue_as_new(deliveries, lambda: deliveries.signal("notify", NoticeBatch()))
+    receiver.behaviors["/fails"] = [answers(200)]
+    await deliveries.signal("notify", NoticeBatch(notices=(notice(2),), last=True))
+    assert (await deliveries.result()).targets == (
+        TargetReport(name="fails", sent=2),
+        TargetReport(name="works", sent=2),
+    )
+    assert [one.body["number"] for one in receiver.accepted("/fails")] == [1, 2]
 
 
 @sandboxed_and_replayed

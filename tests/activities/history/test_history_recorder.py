@@ -21,12 +21,13 @@ from perdure.activities.history.answers import answer
 from perdure.activities.history.records import JobRecord
 from perdure.activities.history.settings import HistorySettings
 from perdure.activities.history.store import HistoryStore, HistoryUnavailable
-from perdure.base.executions import Execution, find
+from perdure.base.executions import Execution, ExecutionDescription, find
 from perdure.contract import HistoryAnswer, HistoryRequest, JobPhase
 from perdure.contract.names import READ_HISTORY, recorder_workflow_id
 from tests.activities.history.played_jobs import jobs_are_played, start_job
 from tests.activities.history.stored import incident, status
 from tests.support.waiting import eventually
+from tests.workflows.jobs import reset
 
 
 @pytest.fixture
@@ -133,6 +134,34 @@ async def test_a_job_that_ends_while_the_database_is_away_is_recorded_later(
     await temporal_client.get_workflow_handle(recorder_workflow_id(queue)).terminate()
 
 
+async def test_a_job_that_was_reset_is_recorded_as_it_goes_on_and_ends(
+    temporal_client: Client, queue: str, url: str
+) -> None:
+    handle = await start_job(temporal_client, queue)
+    job = temporal_client.get_workflow_handle(handle.id)
+    activities, store = recorder(temporal_client, url, queue)
+    store.prepare()
+    await handle.query("status")
+    await reset(job)
+
+    async def listed(ended: int) -> bool:
+        found = temporal_client.list_workflows(f"TaskQueue = '{queue}' AND CloseTime IS NOT NULL")
+        return len([one async for one in found]) == ended
+
+    async def phase() -> JobPhase:
+        await activities.look()
+        [known] = answer(store, HistoryRequest()).jobs
+        return known.phase
+
+    await eventually(lambda: listed(1))
+    assert [await phase() for _ in range(2)] == [JobPhase.RUNNING] * 2
+    await job.signal("end", True)
+    await job.result()
+    await eventually(lambda: listed(2))
+    assert [await phase() for _ in range(2)] == [JobPhase.SUCCEEDED] * 2
+    store.close()
+
+
 async def ended_jobs(client: Client, queue: str, number: int) -> list[WorkflowHandle[Any, Any]]:
     """Jobs that the server lists as ended."""
     handles = [await start_job(client, queue) for _ in range(number)]
@@ -187,10 +216,10 @@ async def test_a_job_of_which_the_server_does_not_tell_keeps_no_other_from_being
     store.prepare()
     read, silent = activities._read, {handles[1].id}
 
-    async def read_others(execution: Execution) -> JobRecord:
+    async def read_others(execution: Execution, described: ExecutionDescription) -> JobRecord:
         if execution.id in silent:
             raise RPCError("context deadline exceeded", RPCStatusCode.DEADLINE_EXCEEDED, b"")
-        return await read(execution)
+        return await read(execution, described)
 
     monkeypatch.setattr(activities, "_read", read_others)
 

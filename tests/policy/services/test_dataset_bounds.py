@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from perdure.contract import (
+    DatasetParameters,
     DatasetRequest,
     FailedShard,
     NodeCredentials,
@@ -11,7 +12,7 @@ from perdure.contract import (
     ShardRequest,
     Term,
 )
-from perdure.contract.datasets import MOST_SPANS
+from perdure.contract.datasets import LARGEST_POSITION, MOST_SPANS
 from perdure.workflows.policy.services.datasets import (
     MOST_ASIDE,
     MOST_HELD,
@@ -64,6 +65,15 @@ def test_more_failures_than_an_exchange_takes_in_are_granted_again_and_not_count
     assert len(state.failures) == MOST_FAILED
     counted = (MOST_SPANS, MOST_FAILED - MOST_SPANS, 0)
     assert [size(answer.granted) for answer in answers] == [LARGE.shard_size - number for number in counted]
+
+
+def test_a_position_at_the_end_of_all_numbers_leaves_nothing_to_read():
+    endless = DatasetParameters(size=4, shard_size=4, epochs=0)
+    loaded = ShardRequest(rank=0, shards=2, position=Position(next=LARGEST_POSITION - 2))
+    state, answer = exchange(begin(endless), endless, FIRST, loaded)
+    assert (answer.granted, answer.drained) == (((LARGEST_POSITION - 2, LARGEST_POSITION),), False)
+    _, answer = exchange(state, endless, FIRST, loaded.replace(done=answer.granted))
+    assert (answer.granted, answer.drained) == ((), True)
 
 
 def test_a_rank_that_takes_its_lease_to_pieces_is_refused_and_changes_nothing():

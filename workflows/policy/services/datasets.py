@@ -29,6 +29,7 @@ from pydantic import Field
 
 from perdure.contract.base import Message
 from perdure.contract.datasets import (
+    LARGEST_POSITION,
     MOST_SPANS,
     PARTITION_SIZE,
     DatasetParameters,
@@ -505,7 +506,8 @@ def _rest(state: DatasetState) -> Spans:
         turn = state.turn % len(state.ends) * PARTITION_SIZE
         return (*(span for span in rest if span[0] >= turn), *(span for span in rest if span[0] < turn), *kept)
     end = state.parameters.end
-    last = state.next + 2**40 if end is None else end
+    # A position that was loaded may be any number.
+    last = min(state.next + 2**40, LARGEST_POSITION) if end is None else end
     fresh = difference(((state.next, last),), state.aside) if state.next < last else ()
     return (*state.free, *fresh, *kept)
 
