@@ -35,7 +35,7 @@ from perdure.contract.transitions import (
 from perdure.spec.checkpoint import Checkpoint
 from perdure.spec.job import JobSpec
 from perdure.workflows.policy.behavior import Behavior
-from perdure.workflows.policy.checkpoints import holds, other_size, state_loss, trust
+from perdure.workflows.policy.checkpoints import holds, other_size, resets, state_loss, trust
 from perdure.workflows.policy.diagnosis import claims
 from perdure.workflows.policy.facts.events import CheckpointRequested, Event, GroupAdopted
 from perdure.workflows.policy.record import incidents, observations
@@ -59,9 +59,10 @@ def apply(state: RoleInJob, event: Event, job: JobSpec, now: datetime) -> RoleIn
     """Takes in what a node reports about a checkpoint, and users' requests for one."""
     if isinstance(event, CheckpointRequested):
         return request(state)
-    if isinstance(event, GroupAdopted) and event.nodes and not event.declined:
-        # The job was reset to its beginning, and adopts nodes that it had.
-        return renumber(state, now)
+    if isinstance(event, GroupAdopted):
+        # Where it has not declined, the job was reset to its beginning, and adopts nodes that it had.
+        state = resets.take(state, event)
+        return renumber(state, now) if event.nodes and not event.declined else state
     if not isinstance(event, NodeStoredCheckpoint | NodeCommittedCheckpoint | NodeRestoredCheckpoint):
         return state
     node = state.nodes.get(event.rank)
