@@ -102,6 +102,20 @@ def test_a_storage_that_is_not_mounted_is_waited_for_and_named(ranks: RankThread
     assert (loaded_report.lookup.storage, loaded_report.lookup.in_storage) == (StorageFinding.FOUND, 5)
 
 
+def test_a_job_that_has_forgotten_the_wait_is_told_of_it_again(ranks: RankThreads, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(state_search, "REPEATED", 0.0)
+    stored(ranks, 5)
+    know(ranks, "step-5-run-1")
+    away = ranks.storage.rename(ranks.storage.with_name("unmounted"))
+    ranks.prepare(RANKS, lose_memory=True)
+    with restoring(ranks, states()) as loaded:
+        told = wait_for(lambda: (waits := [one for one in ranks.agent.searches if one.waits])[2:] and waits)
+        ranks.storage.mkdir()
+        away.rename(ranks.storage)
+        assert loaded.result(WITHIN) == [5] * RANKS
+    assert told[0] == told[2]
+
+
 def test_another_storage_with_checkpoints_of_others_is_not_taken_for_the_own_one(ranks: RankThreads):
     stored(ranks, 5)
     know(ranks, "step-9-before-3", on_loss="stop")
