@@ -75,14 +75,19 @@ def test_a_job_that_has_forgotten_no_world_deletes_as_before():
     assert commit.kept_before == 0
 
 
-def test_what_a_job_has_decided_since_stays():
-    job = Scenario("2", checkpoint=STORAGE).running()
-    later = UnsoundSteps(generation=7, after=10, found_at=11)
-    known = job.state.checkpoints.replace(unsound=later, stored={"": CheckpointRef(step=70, run="run", generation=4)})
+def test_what_a_job_has_given_up_stays_given_up_where_a_group_alone_was_reset():
+    job = adopt(Scenario("2", checkpoint=STORAGE)).steps()
+    known = job.state.checkpoints.replace(stored={}, unsound=None)
     job.whole = job.whole.with_role(job.whole.roles["worker"].replace(checkpoints=known))
     adopt(job)
-    assert job.state.checkpoints.unsound == later
-    assert job.state.checkpoints.stored[""].step == 70
+    assert (job.generation, job.state.checkpoints) == (5, known)
+
+
+def test_a_suspended_job_that_is_reset_gives_its_worlds_generations_of_their_own():
+    job = Scenario("2", checkpoint=STORAGE).take(GroupAdopted(group=0, nodes=(), world=WORLD)).running()
+    world = job.state.world
+    assert world is not None
+    assert (world.generation, world.unsound) == (5, UNSOUND)
 
 
 @pytest.mark.parametrize("behavior", [Behavior.RELEASE_0_3])

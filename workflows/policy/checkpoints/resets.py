@@ -14,14 +14,15 @@ from perdure.workflows.policy.state.job import RoleInJob
 
 
 def take(state: RoleInJob, event: GroupAdopted) -> RoleInJob:
-    """Takes in what the newest world of a group says of saved states; its generation is known."""
-    if state.behavior < Behavior.RELEASE_0_4:
+    """Takes in what the newest world of a group says of saved states, if the job has forgotten that world: what it has
+    decided since a world that it knows is newer."""
+    has_forgotten = state.generation > (state.world.generation if state.world is not None else 0)
+    if not has_forgotten or state.behavior < Behavior.RELEASE_0_4:
         return state
     known, world = state.checkpoints, event.world
-    if state.generation > (state.world.generation if state.world is not None else 0):
-        # It does not know which of those that forgotten worlds saved, or began without, are superseded.
-        known = known.replace(kept_before=max(known.kept_before, state.generation + 1))
-    if world is not None:
+    # It does not know which of those that forgotten worlds saved, or began without, are superseded.
+    known = known.replace(kept_before=max(known.kept_before, state.generation + 1))
+    if world is not None and world.generation == state.generation:
         new = [one for one in world.distrusted_checkpoints if one not in known.distrusted]
         failures = sorted({*known.script_failures, *(world.script_failures or ())})
         known = known.replace(
