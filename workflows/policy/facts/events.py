@@ -116,6 +116,9 @@ class RepairsResumed(Message):
 class CheckpointRequested(Message):
     """A user requests a checkpoint in storage."""
 
+    number: int = 0
+    """The number that the request has in all roles, at least; 0 for the next one of each."""
+
 
 class CancelRequested(Message):
     reason: str = ""
