@@ -53,6 +53,8 @@ class DatasetInput(Message):
     owner: JobOwner
     uid: str
     name: str
+    role: str = ""
+    """The role that reads it; empty for a dataset that an earlier release has started, which any may."""
     state: DatasetState
     reported: int = 0
     """The samples set aside that the job knows of."""
@@ -109,8 +111,21 @@ class Dataset:
     def _validate_exchange(self, request: DatasetRequest) -> None:
         if request.sender.uid != self._input.uid:
             raise ApplicationError("the sender is not a node of this job")
+        if refused := self._why_of_another_role(request.sender.role):
+            raise ApplicationError(refused)
         if refused := why_beyond(request.term.generation, newest=self._state.term.generation):
             raise ApplicationError(refused)
+
+    def _why_of_another_role(self, role: str) -> str:
+        """Why nodes of a role are refused; empty where they are not. Ranks of two roles have the same numbers, and
+        their worlds others: each would be given what the other one has."""
+        name, reads = self._input.name, self._input.role
+        if reads in ("", role):
+            return ""
+        return (
+            f"the dataset {name} is read by the role {reads}, and a dataset belongs to one role: give that of the role "
+            f"{role} another name, such as {name}-{role}"
+        )
 
     @workflow.query(description="What is done, leased and set aside")
     def progress(self) -> DatasetView:
@@ -147,7 +162,9 @@ async def start_dataset(group: GroupInput, needed: DatasetNeeded) -> None:
     """Starts the workflow of a dataset on behalf of a group; does nothing where it runs already."""
     await start_companion(
         DATASET,
-        DatasetInput(owner=owner_of(group), uid=group.uid, name=needed.name, state=begin(needed.parameters)),
+        DatasetInput(
+            owner=owner_of(group), uid=group.uid, name=needed.name, role=group.role, state=begin(needed.parameters)
+        ),
         owner=owner_of(group),
         workflow_id=dataset_workflow_id(group.job_id, group.uid, needed.name),
         summary=f"dataset {needed.name} of {group.job_id}",

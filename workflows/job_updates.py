@@ -36,10 +36,10 @@ with workflow.unsafe.imports_passed_through():
     from perdure.workflows.job_groups import Group, JobGroups
     from perdure.workflows.policy.capacity import joining, new_goal
     from perdure.workflows.policy.capacity import scaling as capacity_scaling
+    from perdure.workflows.policy.checkpoints import commits
     from perdure.workflows.policy.facts import user_requests
     from perdure.workflows.policy.facts.events import (
         AddressedEvent,
-        CheckpointRequested,
         ForRole,
         RelaunchRequested,
         RepairsPaused,
@@ -248,7 +248,7 @@ class JobUpdates:
 
     @workflow.update(description="Make a checkpoint in storage now")
     def save_checkpoint(self, request: ReasonRequest = _NO_REASON) -> Accepted:
-        self._take_request(CheckpointRequested())
+        self._take_request(commits.request_of_all(self.state))
         return Accepted(
             message=f"{self.state.name} makes a checkpoint; `perdure status` shows when it is durable",
             checkpoint_request=max(role.checkpoints.requests for role in self.state.roles.values()),

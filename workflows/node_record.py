@@ -19,6 +19,7 @@ from perdure.contract import (
     NodeView,
     Ready,
     Stall,
+    World,
 )
 from perdure.contract.base import Time
 from perdure.contract.identity import identity_of
@@ -119,6 +120,8 @@ class TransitionsCarried(Message):
     adopted: tuple[NodeView, ...] | None = None
     declined: bool = False
     """`adopted` answers a desired state that was not taken."""
+    world: World | None = None
+    """The world of `adopted`."""
     sequence: int = 0
     """The sequence number of the last message."""
     delivered: int = 0
@@ -143,6 +146,8 @@ class GroupTable(Message):
     """Datasets that the group was asked to start."""
     copy_targets: dict[int, int] = Field(default={})
     """By rank, the rank that keeps the copies of what its script has saved."""
+    last_world: World | None = None
+    """The newest world before the present desired state, without its members."""
 
 
 class GroupInput(Message):

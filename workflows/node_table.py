@@ -71,6 +71,7 @@ class NodeTable:
         earlier release that is replayed leases both again at once."""
         self._datasets = carried.datasets if carried else ()
         self._copy_targets = dict(carried.copy_targets) if carried else {}
+        self._last_world = carried.last_world if carried else None
         self.dirty = True
         """The group may have work to do because of new information."""
 
@@ -138,6 +139,7 @@ class NodeTable:
             owner_closed=self.owner_closed,
             datasets=self._datasets,
             copy_targets=self._copy_targets,
+            last_world=self._last_world,
         )
         return self.group.replace(desire=self.desire, table=table)
 
@@ -147,6 +149,7 @@ class NodeTable:
         if desire.run and self.desire.run not in ("", desire.run, desire.continued_run):
             self._decline(desire)
         elif desire.version > self.desire.version:
+            self._last_world = self._newest_world
             self.desire = desire
             self.dirty = True
 
@@ -154,7 +157,7 @@ class NodeTable:
         """Sends the whole table to a job that adopts the group."""
         # Versions count per run of the job, and the new one begins again.
         self.desire = self.desire.replace(version=0, run="")
-        self.transitions.report_adoption(self._whole(), ownership_epoch=adopt.ownership_epoch)
+        self.transitions.report_adoption(self._whole(), world=self._newest_world, ownership_epoch=adopt.ownership_epoch)
 
     def _decline(self, desire: GroupDesire) -> None:
         """Sends the whole table to a job that was reset, instead of following what it desires without that.
@@ -162,7 +165,13 @@ class NodeTable:
         Its versions may be as high as those of the run before it, and for the same incarnations it has other tokens.
         """
         self.desire = self.desire.replace(version=0, run=desire.run)
-        self.transitions.report_adoption(self._whole(), declined=True)
+        self.transitions.report_adoption(self._whole(), world=self._newest_world, declined=True)
+
+    @property
+    def _newest_world(self) -> World | None:
+        """The newest world that the group was sent, without its members: a job that is suspended has none."""
+        world = self.desire.world
+        return self._last_world if world is None else world.of({})
 
     def _whole(self) -> tuple[NodeView, ...]:
         return tuple(self._view(record, with_token=True) for record in self.records.values())

@@ -255,7 +255,12 @@ class TrainingJob(JobUpdates):
             self.events.append(
                 ForRole(
                     role,
-                    GroupAdopted(group=message.group, nodes=message.adopted, declined=message.declined),
+                    GroupAdopted(
+                        group=message.group,
+                        nodes=message.adopted,
+                        world=message.world,
+                        declined=message.declined,
+                    ),
                 )
             )
         self.events.extend(ForRole(role, transition) for transition in fresh)

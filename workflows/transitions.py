@@ -14,7 +14,7 @@ from itertools import chain
 from temporalio import workflow
 
 with workflow.unsafe.imports_passed_through():
-    from perdure.contract import GroupTransitions, NodeView
+    from perdure.contract import GroupTransitions, NodeView, World
     from perdure.contract.base import shorten
     from perdure.contract.transitions import (
         AnyTransition,
@@ -111,7 +111,7 @@ class TransitionBatch:
         self._added = 0
         self._only_newest = False
         self._adopted: tuple[NodeView, ...] | None = carried.adopted
-        self._declined = carried.declined
+        self._declined, self._world = carried.declined, carried.world
         self._adoptions = 0
         """Counts adoptions: a message may be in flight while the group is adopted, and one job may adopt it twice
         unchanged."""
@@ -136,6 +136,7 @@ class TransitionBatch:
             waiting=(*self._numbered, *self._unsent.values()),
             adopted=self._adopted,
             declined=self._declined,
+            world=self._world,
             sequence=self._sequence,
             delivered=self._delivered,
             runs=self._runs,
@@ -158,16 +159,22 @@ class TransitionBatch:
         self._unsent[known] = transition
 
     def report_adoption(
-        self, nodes: tuple[NodeView, ...], *, ownership_epoch: str | None = None, declined: bool = False
+        self,
+        nodes: tuple[NodeView, ...],
+        *,
+        world: World | None = None,
+        ownership_epoch: str | None = None,
+        declined: bool = False,
     ) -> None:
         """Sends the whole table with the next message, to the job that has adopted the group or was reset.
 
         Args:
             nodes: The table.
+            world: The newest world that the group was sent, without its members.
             ownership_epoch: The new one; None where it stays.
             declined: Whether it answers a desired state that was not taken.
         """
-        self._adopted, self._declined = _bounded(nodes), declined
+        self._adopted, self._declined, self._world = _bounded(nodes), declined, world
         self._adoptions += 1
         if ownership_epoch is not None:
             self._ownership_epoch = ownership_epoch
@@ -251,6 +258,7 @@ class TransitionBatch:
             transitions=transitions,
             adopted=adopted,
             declined=self._declined,
+            world=self._world,
             wound_down=wound_down,
             ownership_epoch=self._ownership_epoch,
         )
@@ -261,7 +269,7 @@ class TransitionBatch:
         self._runs = (run,)
         del self._numbered[: len(transitions)]
         if self._adoptions == adoptions:
-            self._adopted, self._declined = None, False
+            self._adopted, self._declined, self._world = None, False, None
         if self._beginnings == beginnings:
             self._begins = False
         return delivery, wound_down

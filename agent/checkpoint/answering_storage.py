@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
+from perdure.agent.checkpoint.further_tries import FurtherTries
 from perdure.agent.checkpoint.storage import Storage
 from perdure.contract.checkpoints import CheckpointRef
 
@@ -23,8 +24,8 @@ T = TypeVar("T")
 class AnsweringStorage(Storage):
     """The storage, whose reads fail where it hangs.
 
-    Invariant: a storage that hangs keeps only those threads that were reading when it began to. Later reads fail at
-    once, until one of these calls returns.
+    Invariant: a storage that hangs keeps those threads that were reading when it began to, and one more now and then:
+    later reads fail at once, until one of these calls returns.
     """
 
     def __init__(self, url: str, *, contained: bool = False) -> None:
@@ -32,6 +33,7 @@ class AnsweringStorage(Storage):
         self._lock = threading.Lock()
         self._hanging: dict[Future[Any], str] = {}
         """The calls that have not returned in time, with what each reads."""
+        self._tries = FurtherTries()
 
     def read(self, path: str) -> bytes:
         read = super().read
@@ -73,32 +75,43 @@ class AnsweringStorage(Storage):
         """
         with self._lock:
             hangs_at = next(iter(self._hanging.values()), None)
-        if hangs_at is not None:
+            tries = hangs_at is not None and self._tries.is_due()
+        if hangs_at is not None and not tries:
             raise self._hangs(hangs_at)
         answer: Future[T] = Future()
-        threading.Thread(target=self._call, args=(call, answer), name="storage-read", daemon=True).start()
+        threading.Thread(target=self._call, args=(call, answer, tries), name="storage-read", daemon=True).start()
         try:
             return answer.result(_WITHIN)
         except TimeoutError:
             with self._lock:
                 if not answer.done():
                     self._hanging[answer] = path
+                    self._tries.is_due()
             if answer.done():
                 # Just in time, or the storage's own error.
                 return answer.result()
             raise self._hangs(path) from None
 
-    def _call(self, call: Callable[[], T], answer: Future[T]) -> None:
+    def _call(self, call: Callable[[], T], answer: Future[T], tries: bool) -> None:
         try:
             result = call()
         except BaseException as error:
             with self._lock:
-                self._hanging.pop(answer, None)
+                self._forget(answer, tries=tries)
                 answer.set_exception(error)
         else:
             with self._lock:
-                self._hanging.pop(answer, None)
+                self._forget(answer, tries=tries)
                 answer.set_result(result)
+
+    def _forget(self, answer: Future[Any], *, tries: bool) -> None:
+        """Records that a call has returned; `tries` of one that began while others hung, which may hang for good. The
+        next try is as late then as after another that hangs: a storage may answer some calls and not others."""
+        self._hanging.pop(answer, None)
+        if tries:
+            self._hanging.clear()
+        elif not self._hanging:
+            self._tries.reset()
 
     def _hangs(self, path: str) -> OSError:
         return OSError(

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
+from perdure.agent.checkpoint.further_tries import FurtherTries
 from perdure.agent.checkpoint.records import lost
 from perdure.agent.checkpoint.retention import Retention
 from perdure.agent.checkpoint.storage import Storage
@@ -93,7 +94,7 @@ class Commits:
         self._node = node
         self._report = report
         self._give_up = give_up
-        self._threads = ThreadPoolExecutor(1, thread_name_prefix="commit")
+        self._threads = _one_thread()
 
     async def run(self) -> None:
         """Commits until cancelled."""
@@ -112,7 +113,7 @@ class Commits:
 
     async def _insist(self, commit: Commit) -> None:
         """Tries to commit for as long as that is desired."""
-        backoff = Backoff(_FIRST_PAUSE, _LONGEST_PAUSE)
+        backoff, tries = Backoff(_FIRST_PAUSE, _LONGEST_PAUSE), FurtherTries()
         attempt: asyncio.Future[bool] | None = None
         reported, begun = "", time.monotonic()
         while self._due == commit:
@@ -129,7 +130,11 @@ class Commits:
                 logger.warning("%s is not committed, retrying: %s", commit.checkpoint.folder, problem)
                 self._report(commit, problem)
                 reported = problem
-            if attempt.done():
+            if not attempt.done() and tries.is_due():
+                # Its thread may wait forever, also with a deletion that is before it.
+                attempt.cancel()
+                attempt, self._threads = None, _one_thread()
+            elif attempt.done():
                 attempt = None
                 pause = backoff.next_pause()
                 await self._node.changed.wait_for(lambda: self._due != commit, within=pause)
@@ -174,3 +179,7 @@ class Commits:
             return
         # Not awaited: there may be much to delete, one by one.
         self._threads.submit(self._retention.apply, commit.checkpoint, commit.inherited, kept_before=commit.kept_before)
+
+
+def _one_thread() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(1, thread_name_prefix="commit")

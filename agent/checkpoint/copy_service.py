@@ -103,6 +103,8 @@ class CopyService:
     def _answer(
         self, line: bytes, connection: socket.socket, incoming: socket.SocketIO, introduced: Callable[[], None]
     ) -> None:
+        bytes_follow = False
+
         def send(answer: Json) -> None:
             connection.sendall(json.dumps(answer).encode() + b"\n")
 
@@ -119,14 +121,22 @@ class CopyService:
                     offset, length = _number(request, "offset"), _number(request, "length")
                     length = max(0, min(length, self._files.size(path) - offset))
                     pieces = self._files.pieces(path, offset=offset, length=length, piece=PIECE)
+                    bytes_follow = True
                     send({"bytes": length})
                     for piece in pieces:
                         connection.sendall(piece)
                 case "write":
                     size = _number(request, "size")
+                    coming = _receive(incoming, size)
                     with self._taking(size):
                         send({})
-                        size, checksum = self._write(path, _receive(incoming, size))
+                        try:
+                            size, checksum = self._write(path, coming)
+                        except OSError:
+                            # The owner reads an answer once it has sent everything.
+                            for _ in coming:
+                                pass
+                            raise
                     send({"size": size, "checksum": checksum})
                 case "remove":
                     self._files.remove(path, first=_name(request, "first"))
@@ -137,6 +147,11 @@ class CopyService:
             send({"missing": True})
         except (NotKept, ValueError, KeyError, TypeError, RecursionError) as error:
             send({"problem": str(error) or type(error).__name__})
+        except OSError as error:
+            if bytes_follow or isinstance(error, ConnectionError | TimeoutError):
+                raise
+            # Of the memory, as where others have filled it since its room was looked at.
+            send({"problem": f"node {self._node.rank}: {error.strerror or error}"})
 
     def _owner(self, request: Json) -> str:
         """The folder of the owner that the request proves to be from."""

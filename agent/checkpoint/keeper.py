@@ -27,7 +27,7 @@ from perdure.agent.checkpoint.reads import CheckedReads
 from perdure.agent.checkpoint.records import FileRecord, NodeFiles, damage
 from perdure.agent.checkpoint.restore_reports import read_held, read_number, read_report, read_use
 from perdure.agent.checkpoint.retention import Retention
-from perdure.agent.checkpoint.stalled_writes import StalledWrites
+from perdure.agent.checkpoint.stalled_writes import StalledWrites, WriteTurns, hangs
 from perdure.agent.checkpoint.storage import Storage
 from perdure.agent.checkpoint.upload_state import UploadState, UploadStateFile
 from perdure.agent.checkpoint.watched import WatchedFiles
@@ -52,8 +52,6 @@ from perdure_training.node_api.layout import CHECKPOINT_SOCKET
 
 logger = logging.getLogger(__name__)
 
-_AT_ONCE = 2
-"""Parts that are written at the same time: more would take the network and the disk from the training."""
 _TRIES_WITHIN = 600.0
 """Seconds for which a part is tried again. Then the rank gives it up, and the next checkpoint is the next try."""
 _FIRST_PAUSE = 1.0
@@ -128,7 +126,7 @@ class CheckpointService:
         self._changed = threading.Condition()
         self._kept = UploadStateFile(config.private_dir)
         self._progress: dict[str, UploadState] = self._kept.read()
-        self._writing = threading.BoundedSemaphore(_AT_ONCE)
+        self._writing = WriteTurns()
         self._followed: tuple[dict[str, float], CopyTarget | None] = {}, None
         """The desired state that ranks and the launcher know."""
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -226,7 +224,7 @@ class CheckpointService:
             return self._waiting(request)
         if kind == "watched" and self._watched is not None:
             lower_thread_priority()
-            with self._writing:
+            with self._writing.take():
                 answer = self._watched.handle(request, files)
             return answer if isinstance(answer, dict) else Content(*answer)
         storage, answering = self._storage, self._answering
@@ -350,11 +348,11 @@ class CheckpointService:
         self._check_generation(saved.generation)
         with self._changed:
             self._of(saved.folder)
-        with self._writing:
+        with self._writing.take() as end_turn:
             part = Part(wanted, files)
             lower_thread_priority()
             try:
-                self._insist(storage, saved, part)
+                self._insist(storage, saved, part, end_turn)
             except SnapshotChanged as error:
                 self._fail(saved, str(error), final=True)
                 raise Refused(str(error)) from error
@@ -363,15 +361,17 @@ class CheckpointService:
                 fcntl.flock(files[0], fcntl.LOCK_UN)
         return {}
 
-    def _insist(self, storage: Storage, saved: CheckpointRef, part: Part) -> None:
+    def _insist(self, storage: Storage, saved: CheckpointRef, part: Part, end_turn: Callable[[], None]) -> None:
         """Stores a part, again and again for some minutes."""
         part.verify()
         until, pause = time.monotonic() + _TRIES_WITHIN, _FIRST_PAUSE
-        hangs = (
-            f"{storage.url} hangs: it takes nothing of what is stored. See on this node whether its server is reached"
-        )
+
+        def stall() -> None:
+            end_turn()
+            self._fail(saved, hangs(storage.url), final=False)
+
         while True:
-            writes = StalledWrites(lambda: self._fail(saved, hangs, final=False))
+            writes = StalledWrites(stall)
             try:
                 with writes.watching():
                     self._write(storage, saved, part, writes)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 
 from perdure.agent.checkpoint.connections import Json
+from perdure.agent.checkpoint.further_tries import FurtherTries
 from perdure.agent.checkpoint.storage import Storage
 from perdure.contract.checkpoints import CheckpointRef
 
@@ -18,7 +19,8 @@ _WITHIN = 20.0
 class Listing:
     """The checkpoints of one node's storage.
 
-    Invariant: a storage that hangs takes one thread for each place, however often it is asked.
+    Invariant: a storage that hangs takes one thread for each place, and one more now and then, however often it is
+    asked.
     """
 
     def __init__(
@@ -41,6 +43,8 @@ class Listing:
         self._lock = threading.Lock()
         self._running: dict[str, Future[Json]] = {}
         """By place, what has not been answered yet."""
+        self._tries: dict[str, FurtherTries] = {}
+        """By place, where the storage hangs."""
 
     def get(self, place: str) -> Json:
         """Returns the checkpoints of a place; the same to all who ask before the storage has answered.
@@ -49,8 +53,8 @@ class Listing:
             OSError: if the storage does not answer.
         """
         with self._lock:
-            answer = self._running.get(place)
-            if answer is None:
+            answer, tries = self._running.get(place), self._tries.get(place)
+            if answer is None or (tries is not None and tries.is_due()):
                 answer = self._running[place] = Future()
                 threading.Thread(target=self._list, args=(place, answer), name="listing", daemon=True).start()
         try:
@@ -59,6 +63,10 @@ class Listing:
             if answer.done():
                 # The storage's own error.
                 raise
+            with self._lock:
+                if place not in self._tries:
+                    self._tries[place] = FurtherTries()
+                    self._tries[place].is_due()
             raise OSError(
                 f"{self._storage.url} hangs: it has not listed its checkpoints within {_WITHIN:g} s"
             ) from None
@@ -67,15 +75,17 @@ class Listing:
         try:
             found = self._find(place)
         except BaseException as error:
-            self._forget(place)
+            self._forget(place, answer)
             answer.set_exception(error)
         else:
-            self._forget(place)
+            self._forget(place, answer)
             answer.set_result(found)
 
-    def _forget(self, place: str) -> None:
+    def _forget(self, place: str, answer: Future[Json]) -> None:
         with self._lock:
-            del self._running[place]
+            if self._running.get(place) is answer:
+                del self._running[place]
+                self._tries.pop(place, None)
 
     def _find(self, place: str) -> Json:
         """The checkpoints in the order in which they are tried: those that are trusted, the latest first.

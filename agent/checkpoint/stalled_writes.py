@@ -15,6 +15,38 @@ _SLOWEST = 1 << 24
 gigabytes into memory, and writes them when the file is closed."""
 
 
+_AT_ONCE = 2
+"""Parts that are written at the same time: more would take the network and the disk from the training."""
+
+
+def hangs(url: str) -> str:
+    """Says that a storage takes nothing."""
+    return f"{url} hangs: it takes nothing of what is stored. See on this node whether its server is reached"
+
+
+class WriteTurns:
+    """Lets a few parts be written at the same time."""
+
+    def __init__(self) -> None:
+        self._free = threading.BoundedSemaphore(_AT_ONCE)
+
+    @contextmanager
+    def take(self) -> Generator[Callable[[], None]]:
+        """Waits for a turn, which lasts as long as the context is open, and yields what ends it before: of a write that
+        may never end."""
+        taken = threading.Lock()
+
+        def end() -> None:
+            if taken.acquire(blocking=False):
+                self._free.release()
+
+        self._free.acquire()
+        try:
+            yield end
+        finally:
+            end()
+
+
 class StalledWrites:
     """Notices, in a thread of its own, that one part is not taken; a part is written in the caller's thread."""
 

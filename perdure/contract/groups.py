@@ -42,6 +42,9 @@ class GroupTransitions(Message):
     declined: bool = False
     """The desired state of which this is the answer was not taken: it came from a run of the job that does not follow
     the run that the group knows. The job was reset, and does not know what became of its nodes since."""
+    world: World | None = None
+    """With `adopted`: the newest world that the group was sent, without its members. It names saved states that are not
+    loaded, which a job that was reset may have forgotten."""
     wound_down: bool = False
     """The group has deleted all its nodes and closes."""
     ownership_epoch: str = ""

@@ -27,7 +27,8 @@ _HEADROOM = 1.2
 """Saves may cost this factor more than the last ones before they cost too much; a number that differs less than this
 is not chosen anew, which would only follow noise."""
 _LOOKED_FOR = 2
-"""A rank looks for another number at each so many saves: it asks another process, which takes a moment."""
+"""A rank looks for another number at each so many saves: it asks another process, which takes a moment. Where a script
+calls for few saves, at the first one from each multiple of so many on."""
 _KEY = "every"
 
 
@@ -57,48 +58,53 @@ class AgreedCadence:
     """The number of steps between two saves that rank 0 chose.
 
     Invariants:
-        - All ranks look for a new number at the same steps, and change at the same step after: a step that only some of
-        them save could not be restored.
+        - All ranks look for a new number after the same saves, whatever steps the script saves, and change after the
+        same one: a step that only some of them save could not be restored.
         - Rank 0 changes as the others do, by looking.
     """
 
     def __init__(self, store: AgreedStore) -> None:
         self._store = store
         self._every: int | None = None
-        self._next: tuple[int, int] | None = None
-        """The first step of another number, and the number."""
+        self._looked = -1
+        """The step of the last look."""
         self._chosen_from = 0
-        """As rank 0: the first step of the number that was chosen last."""
+        """As rank 0: the step from which on ranks that look adopt the number that was chosen last."""
 
     def every(self, step: int) -> int | None:
         """The number at a step; None while rank 0 measures the first saves."""
         if self._every is None and self._store.check([_KEY]):
-            begins, every, self._every = self._read()
-            self._next = begins, every
-        if self._next is not None and step >= self._next[0]:
-            self._every, self._next = self._next[1], None
+            begins, every, before = self._read()
+            self._every = before if begins else every
         return self._every
 
     def look(self, step: int) -> None:
-        """Looks for another number, now and then; called after each step that is saved."""
-        if self._every is not None and step % (_LOOKED_FOR * self._every) == 0:
-            # Where the store is gone, the generation ends; a save is not what fails.
-            with suppress(RuntimeError):
-                begins, every, _ = self._read()
-                self._next = (begins, every) if every != self._every else None
+        """Looks for another number, now and then; called after each step that is saved, due or not."""
+        if self._every is None:
+            return
+        looks = _LOOKED_FOR * self._every
+        if self._looked >= 0 and step // looks == self._looked // looks:
+            return
+        self._looked = step
+        # Where the store is gone, the generation ends; a save is not what fails.
+        with suppress(RuntimeError):
+            begins, every, before = self._read()
+            # Rank 0 may have made this look already, and chosen again since.
+            self._every = every if step >= begins else before
 
     def choose(self, every: int, *, step: int) -> None:
         """Tells all ranks, as rank 0, after a step that was saved; not while the last choice is still ahead."""
         if step < self._chosen_from:
             return
-        # The others look for it no later than one step before.
+        # The next look of all ranks: some may look at this step later than this.
         looks = _LOOKED_FOR * (self._every or 0)
-        self._chosen_from = step - step % looks + looks + 1 if looks else 0
+        self._chosen_from = step - step % looks + looks if looks else 0
         with suppress(RuntimeError):
             self._store.set(_KEY, f"{self._chosen_from} {every} {self._every or every}")
 
     def _read(self) -> tuple[int, int, int]:
-        """Returns the first step of the number that was chosen last, this number, and the one before."""
+        """Returns the step from which on a look adopts the number that was chosen last, this number, and the one
+        before."""
         begins, every, before = self._store.get(_KEY).split()
         return int(begins), int(every), int(before)
 

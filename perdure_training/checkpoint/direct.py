@@ -2,7 +2,8 @@
 
 A step that is to be stored lies in a file without a name: in the memory folder if one step fits there, else on disk.
 The agent gets the open file as it gets that of a snapshot; once it has copied it, the room is free again. No restore
-finds such a file, so the training continues from storage.
+finds such a file, so the training continues from storage, or from the newest snapshots: they stay until a newer step is
+stored.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from pathlib import Path
 from torch.distributed import Store
 
 from perdure_training.checkpoint.durable import DurableCheckpoints
+from perdure_training.checkpoint.slots import Slots
 from perdure_training.checkpoint.staging import Layout
 from perdure_training.checkpoint.world import RankIdentity, snapshot_header
 from perdure_training.snapshots.arena import PAGE, Arena, SnapshotPin
@@ -32,9 +34,10 @@ _PATIENCE = 60.0
 
 
 class DirectSaves:
-    """The steps of a rank that keeps no snapshots.
+    """The steps of a rank that makes no snapshots any more.
 
     Invariants:
+        - The newest snapshots are given up once a newer step is stored, and before only for the room of such a step.
         - One step at a time takes room.
         - A step for which there is no room is a warning, and is not stored.
     """
@@ -43,6 +46,7 @@ class DirectSaves:
         self,
         own: RankIdentity,
         arena: Arena,
+        slots: Slots,
         store: Store,
         durably: DurableCheckpoints | None,
         *,
@@ -53,6 +57,7 @@ class DirectSaves:
         Args:
             own: This rank.
             arena: The snapshots of the node.
+            slots: Those of this rank.
             store: The generation's store.
             durably: Stores steps; None if no agent can.
             replicated: Whether the state is the same on every rank.
@@ -60,6 +65,9 @@ class DirectSaves:
         self._own = own
         self._replicated = replicated
         self._arena = arena
+        self._slots = slots
+        self._kept: int | None = None
+        """The newest step of which this rank keeps a snapshot; None for none."""
         self._store = store
         self._durably = durably if durably is not None and durably.stores else None
         self._problem = ""
@@ -75,15 +83,22 @@ class DirectSaves:
         return self._durably is not None and self._store.check([_NO_ROOM])
 
     def begin(self) -> None:
-        """Deletes the copies of other nodes' snapshots: they would be loaded in place of newer steps in storage."""
-        for slot, header in self._arena.snapshots() if self._durably is not None and self._own.local_rank == 0 else ():
+        """Gives up the snapshots but the newest ones. Nothing is staged."""
+        self._kept = self._slots.keep_newest()
+
+    def _give_up_snapshots(self) -> None:
+        """Deletes what is left, also the copies of other nodes' snapshots: they would be loaded in place of newer steps
+        in storage."""
+        self._kept = None
+        self._slots.clear()
+        for slot, header in self._arena.snapshots() if self._own.local_rank == 0 else ():
             if header.rank not in self._own.ranks_of_node:
                 slot.clear()
 
     def announce_need(self, problem: str) -> None:
         """Warns that this rank keeps no snapshots, and has the others keep none."""
         stored = ", and checkpoints are stored without snapshots" if self._durably is not None else ""
-        logger.warning("perdure: no checkpoints in memory: %s. %s%s", problem, MORE_MEMORY, stored)
+        logger.warning("perdure: no further checkpoints in memory: %s. %s%s", problem, MORE_MEMORY, stored)
         if self._durably is not None:
             self._store.set(_NO_ROOM, str(self._own.rank))
 
@@ -100,7 +115,11 @@ class DirectSaves:
             Whether it will be stored.
         """
         durably = self._durably
-        if durably is None or not (durable or durably.is_announced(step)):
+        if durably is None:
+            return False
+        if self._kept is not None and durably.newest_stored() > self._kept:
+            self._give_up_snapshots()
+        if not (durable or durably.is_announced(step)):
             return False
         if not durably.wait_until_taken(_PATIENCE if durable else 0.0):
             durably.refuse(step, "the room for a step is taken: the storage has not taken the one before")
@@ -135,7 +154,13 @@ class DirectSaves:
         try:
             return _unnamed_file(self._arena.folder, size)
         except OSError:
-            return _unnamed_file(Path(tempfile.gettempdir()), size)
+            try:
+                return _unnamed_file(Path(tempfile.gettempdir()), size)
+            except OSError:
+                if self._kept is None:
+                    raise
+        self._give_up_snapshots()
+        return _unnamed_file(self._arena.folder, size)
 
 
 class _Room(SnapshotPin):

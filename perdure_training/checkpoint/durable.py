@@ -8,13 +8,14 @@ newest is stored.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, SupportsFloat
 
@@ -29,7 +30,7 @@ from perdure_training.checkpoint.planned_state import StateOfRank
 from perdure_training.checkpoint.save_turns import turns_of
 from perdure_training.checkpoint.schedule import Schedule
 from perdure_training.checkpoint.staging import read_parts
-from perdure_training.checkpoint.state_search import PATIENCE, Found, Lookup
+from perdure_training.checkpoint.state_search import Found, Lookup
 from perdure_training.checkpoint.store_round import (
     CHOICE,
     FINAL,
@@ -41,13 +42,12 @@ from perdure_training.checkpoint.store_round import (
     Superseded,
 )
 from perdure_training.checkpoint.stored import StoredCheckpoints
-from perdure_training.checkpoint.world import RankIdentity, connect
+from perdure_training.checkpoint.world import RankIdentity, connect, place_of
 from perdure_training.node_api.agent_client import Json
 from perdure_training.node_api.storage_link import (
     StorageAway,
     StorageLink,
     StorageProblem,
-    find_storage,
     open_in_memory,
 )
 from perdure_training.snapshots.arena import PAGE, Header, SnapshotPin, crc32
@@ -66,10 +66,10 @@ _LOOK = 5.0
 """Seconds of one request whether a checkpoint is committed."""
 _AGENT_RESTARTS = 120.0
 """Seconds for which a part is offered to an agent that is away."""
-_AGENT_PATIENCE = 20.0
-"""Seconds for which a world waits to learn whether its job stores checkpoints. Then it trains, and asks again."""
 _VERDICT_WITHIN = 10.0
 """Seconds beside its own timeout that a rank waits to learn from rank 0 whether a step is durable."""
+_STORED = "durable/stored"
+"""Key in the ranks' store: the newest step that is stored."""
 _MEASURED = 64
 """Steps whose metrics are remembered: more than are saved while one is stored."""
 
@@ -225,6 +225,14 @@ class DurableCheckpoints:
         if self._schedule is not None:
             self._requests.add(Request(step, None, problem))
 
+    def newest_stored(self) -> int:
+        """The newest step that is stored in this generation, as far as all ranks know; -1 for none."""
+        # The store may have ended with its generation.
+        with contextlib.suppress(RuntimeError):
+            if self._announcing.check([_STORED]):
+                return int(self._announcing.get(_STORED))
+        return -1
+
     def wait_until_taken(self, timeout: float) -> bool:
         """Waits until no snapshot of this rank is being stored; returns whether that is so within `timeout`."""
         return self._requests.wait_until_taken(timeout)
@@ -328,6 +336,9 @@ class DurableCheckpoints:
         if problem:
             logger.warning("perdure: step %d was not stored, and the next one will be tried: %s", step, problem)
             self._report_problem(step, problem)
+        else:
+            with contextlib.suppress(RuntimeError):
+                self._storing.set(_STORED, str(step))
         self._requests.conclude(step, problem)
 
     def _store(self, ranks: StoreRound, request: Request, begun: float) -> None:
@@ -445,56 +456,3 @@ class DurableCheckpoints:
             self._link.ask(message, within=5.0)
         except (StorageAway, StorageProblem) as error:
             logger.debug("the agent does not take the report %r: %s", message["request"], error)
-
-
-def place_of(own: RankIdentity, name: str) -> str:
-    """Returns the folder of a checkpointer's checkpoints within the storage."""
-    stage = own.folder.name
-    return "/".join([*([stage] if stage != "stage-0" else []), *([name] if name != "state" else [])])
-
-
-def connect_storage(
-    own: RankIdentity,
-    name: str,
-    *,
-    meshes: Callable[[], Sequence[DeviceMesh]],
-    each_rank: frozenset[str],
-    stored: bool,
-    required: bool,
-    use: Json,
-    again: bool = False,
-) -> DurableCheckpoints | None:
-    """Finds out whether the job stores checkpoints, and when; None where no agent can say.
-
-    Args:
-        own: This rank.
-        name: The checkpointer's name.
-        meshes: Returns the device meshes of the state.
-        each_rank: Names in the state of which each rank has its own value, and a new rank keeps its own.
-        stored: Whether this state may be stored.
-        required: Whether to insist on an answer.
-        use: How the checkpointer keeps the state in memory, for the agent.
-        again: Whether it was tried before.
-
-    Raises:
-        StorageAway: if an answer is required, and there is none.
-    """
-    link = find_storage()
-    if link is None:
-        return None
-    try:
-        request: Json = {"request": "hello", "generation": own.generation, "saves": stored, **use}
-        hello = link.insist(request, patience=PATIENCE if required else _AGENT_PATIENCE)
-    except StorageAway as error:
-        if required:
-            raise
-        logger.log(
-            logging.DEBUG if again else logging.WARNING,
-            "perdure: no checkpoints are stored until the agent answers, which is tried again: %s",
-            error,
-        )
-        return None
-    if not (stored and hello.get("stores")):
-        return DurableCheckpoints(own, name, link, None, meshes=(), each_rank=each_rank)
-    schedule = Schedule(every_steps=hello.get("every_steps"), every_seconds=hello.get("every_s"))
-    return DurableCheckpoints(own, name, link, schedule, meshes=meshes(), each_rank=each_rank)

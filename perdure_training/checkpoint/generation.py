@@ -80,7 +80,7 @@ class GenerationCheckpoints:
         use: Json = {"replicated": replicated, "copies": self._peers.number}
         self.storage = GenerationStorage(own, name, self._store, self.finisher, use=use)
         self._direct: DirectSaves | None = None
-        """How steps are stored once this rank keeps no snapshots."""
+        """How steps are stored once this rank makes no snapshots."""
         self._loaded_any = False
         self.cadence = AgreedCadence(self._store)
         first = own.local_rank == 0
@@ -349,7 +349,9 @@ class GenerationCheckpoints:
     ) -> bool:
         if self._direct is not None:
             return self._direct.save(step, plan, durable=durable, reported=reported)
-        direct = DirectSaves(self.own, self.arena, self._store, self.storage.durable, replicated=self._replicated)
+        direct = DirectSaves(
+            self.own, self.arena, self.slots, self._store, self.storage.durable, replicated=self._replicated
+        )
         try:
             if self.finisher.renew(self.arena):
                 self.made = MadeSteps(self.arena.folder, self.own.rank, generation=self.own.generation)
@@ -433,10 +435,9 @@ class GenerationCheckpoints:
         return True
 
     def _store_directly(self, direct: DirectSaves) -> DirectSaves:
-        """Gives up the snapshots of this rank."""
+        """Makes no snapshots any more."""
         self._direct = direct
         self.flush()
-        self.slots.clear()
         direct.begin()
         return direct
 

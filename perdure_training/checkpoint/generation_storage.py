@@ -12,19 +12,23 @@ from torch.distributed import Store
 from torch.distributed.device_mesh import DeviceMesh
 
 from perdure_training.checkpoint.agreed_step import AgreedStep
-from perdure_training.checkpoint.durable import DurableCheckpoints, Metrics, connect_storage, place_of
+from perdure_training.checkpoint.durable import DurableCheckpoints, Metrics
 from perdure_training.checkpoint.finishing import SnapshotFinisher
 from perdure_training.checkpoint.late_storage import LateStorage, all_reached
 from perdure_training.checkpoint.restored_state import of_each_rank
+from perdure_training.checkpoint.schedule import Schedule
 from perdure_training.checkpoint.staging import meshes_of
-from perdure_training.checkpoint.state_search import NONE, UNUSED, Expected, Found, Lookup, StateSearch
+from perdure_training.checkpoint.state_search import NONE, PATIENCE, UNUSED, Expected, Found, Lookup, StateSearch
 from perdure_training.checkpoint.values import capture
-from perdure_training.checkpoint.world import RankIdentity, connect
+from perdure_training.checkpoint.world import RankIdentity, connect, place_of
 from perdure_training.node_api.agent_client import Json
-from perdure_training.node_api.storage_link import find_storage
+from perdure_training.node_api.storage_link import StorageAway, find_storage
 from perdure_training.snapshots.findings import Finding
 
 logger = logging.getLogger(__name__)
+
+_AGENT_PATIENCE = 20.0
+"""Seconds for which a world waits to learn whether its job stores checkpoints. Then it trains, and asks again."""
 
 
 class GenerationStorage:
@@ -210,3 +214,50 @@ class GenerationStorage:
         """Ends the thread that has steps stored, once those that wait are."""
         if self.durable is not None:
             self.durable.close()
+
+
+def connect_storage(
+    own: RankIdentity,
+    name: str,
+    *,
+    meshes: Callable[[], Sequence[DeviceMesh]],
+    each_rank: frozenset[str],
+    stored: bool,
+    required: bool,
+    use: Json,
+    again: bool = False,
+) -> DurableCheckpoints | None:
+    """Finds out whether the job stores checkpoints, and when; None where no agent can say.
+
+    Args:
+        own: This rank.
+        name: The checkpointer's name.
+        meshes: Returns the device meshes of the state.
+        each_rank: Names in the state of which each rank has its own value, and a new rank keeps its own.
+        stored: Whether this state may be stored.
+        required: Whether to insist on an answer.
+        use: How the checkpointer keeps the state in memory, for the agent.
+        again: Whether it was tried before.
+
+    Raises:
+        StorageAway: if an answer is required, and there is none.
+    """
+    link = find_storage()
+    if link is None:
+        return None
+    try:
+        request: Json = {"request": "hello", "generation": own.generation, "saves": stored, **use}
+        hello = link.insist(request, patience=PATIENCE if required else _AGENT_PATIENCE)
+    except StorageAway as error:
+        if required:
+            raise
+        logger.log(
+            logging.DEBUG if again else logging.WARNING,
+            "perdure: no checkpoints are stored until the agent answers, which is tried again: %s",
+            error,
+        )
+        return None
+    if not (stored and hello.get("stores")):
+        return DurableCheckpoints(own, name, link, None, meshes=(), each_rank=each_rank)
+    schedule = Schedule(every_steps=hello.get("every_steps"), every_seconds=hello.get("every_s"))
+    return DurableCheckpoints(own, name, link, schedule, meshes=meshes(), each_rank=each_rank)

@@ -11,7 +11,7 @@ from typing import NoReturn
 from torch.distributed import Store
 
 from perdure_training.checkpoint.planned_state import OfAnotherWorld
-from perdure_training.checkpoint.state_search import OLDER
+from perdure_training.checkpoint.state_search import OLDER, REPEATED
 from perdure_training.checkpoint.world import RankIdentity
 from perdure_training.node_api.agent_client import Json
 from perdure_training.node_api.storage_link import StorageAway, StorageProblem, find_storage
@@ -57,6 +57,7 @@ def await_other_world(
     link = find_storage()
     if link is None:
         raise error
+    report: Json | None = None
     if own.rank == 0:
         text = str(error.args[0])
         logger.warning(
@@ -66,7 +67,7 @@ def await_other_world(
             text,
             error.ranks,
         )
-        report: Json = {
+        report = {
             "request": "refused",
             "generation": own.generation,
             "step": step,
@@ -80,13 +81,18 @@ def await_other_world(
         except (StorageAway, StorageProblem) as problem:
             logger.warning("perdure: the job does not learn of it: %s", problem)
             raise error from None
-    heard = asked = time.monotonic()
+    heard = asked = told = time.monotonic()
     while (now := time.monotonic()) - heard < _PATIENCE:
         if now - asked >= _KEPT_ALIVE:
             asked = now
             with contextlib.suppress(StorageAway, StorageProblem):
                 link.ask({"request": "waiting", "generation": own.generation}, within=5.0)
                 heard = now
+            if report is not None and now - told >= REPEATED:
+                # The job alone ends the wait, and may have been reset since.
+                told = now
+                with contextlib.suppress(StorageAway, StorageProblem):
+                    link.ask(report, within=5.0)
         # Signals are handled meanwhile, such as the SIGTERM with which the launcher ends the rank.
         time.sleep(_LOOK)
     raise error

@@ -184,6 +184,18 @@ class Slots:
         """Records that the snapshot may be overwritten. Any thread may call it."""
         self._held = None
 
+    def keep_newest(self) -> int | None:
+        """Gives up all that is older than the newest step that all ranks have; returns the newest step that is kept,
+        None where none is. Nothing is staged."""
+        steps = {number: step for number, step in self._steps.items() if self._slots[number].header() is not None}
+        newest_first = sorted(steps.values(), reverse=True)
+        complete = next((step for step in newest_first if step == self._complete or self._is_complete(step)), -1)
+        self._steps = {number: step for number, step in steps.items() if step >= complete}
+        for number, slot in enumerate(self._slots):
+            if number not in self._steps:
+                slot.clear()
+        return max(self._steps.values(), default=None)
+
     def clear(self) -> None:
         """Gives up all slots, and their memory."""
         for slot in self._slots:

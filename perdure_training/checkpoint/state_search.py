@@ -32,6 +32,8 @@ _REPORTED = 3.0
 """Seconds of waiting after which the job learns of it."""
 _REWORDED = 60.0
 """Seconds after which it learns of another reason: each report is an event of its history."""
+REPEATED = 300.0
+"""Seconds after which the job is told again of a wait: it alone ends it, and may have been reset since."""
 _LISTED = 30.0
 """Seconds in which a node's agent must say what its storage has. It says after 20 that the storage does not answer."""
 _KEPT_ALIVE = 10.0
@@ -328,7 +330,7 @@ class StateSearch:
         now = time.monotonic()
         if self._told_job is not None:
             at, problem = self._told_job
-            if problem == lookup.problem or now - at < _REWORDED:
+            if now - at < (REPEATED if problem == lookup.problem else _REWORDED):
                 return
         else:
             logger.warning("perdure: waits for the newest state: %s", lookup.problem or "a node that has it is away")

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
 import logging
+import time
 from collections.abc import Sequence
+from dataclasses import asdict, replace
 from typing import Any, NoReturn
 
 from torch.distributed import Store
@@ -12,12 +16,16 @@ from torch.distributed import Store
 from perdure_training.checkpoint.distributed_format import METADATA, read_metadata
 from perdure_training.checkpoint.planned_state import OfAnotherWorld, StateOfRank, plan_state
 from perdure_training.checkpoint.refused_restore import await_other_world, takes_older
-from perdure_training.checkpoint.state_search import PATIENCE, Found
+from perdure_training.checkpoint.state_search import AWAY, PATIENCE, REPEATED, WAIT, Found, Lookup
 from perdure_training.checkpoint.world import RankIdentity
 from perdure_training.node_api.agent_client import Json
-from perdure_training.node_api.storage_link import CheckpointsUnusable, StorageLink, StorageProblem
+from perdure_training.node_api.storage_link import CheckpointsUnusable, StorageAway, StorageLink, StorageProblem
 
 logger = logging.getLogger(__name__)
+
+_TRIED_FOR = 30.0
+"""Seconds for which a rank tries to verify its share, where the job waits for what is stored: then all of them try once
+more, and the job learns why."""
 
 
 class StoredCheckpoints:
@@ -55,7 +63,8 @@ class StoredCheckpoints:
             and there is another state.
 
         Raises:
-            StorageAway: if the agent did not answer for long, or could not reach the storage.
+            StorageAway: if the agent did not answer for long, or could not reach the storage; while the checkpoint is
+                verified, only if the job does not wait for that.
             StorageProblem: if the storage cannot be read.
             CheckpointsUnusable: if all checkpoints are damaged, and the job does not start over then.
             OfAnotherWorld: if only a world of another size can have it, and none comes.
@@ -72,7 +81,7 @@ class StoredCheckpoints:
         unusable: list[str] = []
         for one in found.checkpoints:
             folder, step = str(one["folder"]), int(one["step"])
-            damages = [str(damage) for damage in self._share(store, f"durable/damage/{folder}", self._damage(folder))]
+            damages = self._verify(folder, found.lookup, store)
             if any(damages):
                 damage = "; ".join(dict.fromkeys(filter(None, damages)))
                 unusable.append(f"{folder}: {damage}")
@@ -128,13 +137,52 @@ class StoredCheckpoints:
         store.set(f"{key}/{self._own.rank}", json.dumps(value))
         return [json.loads(store.get(f"{key}/{rank}")) for rank in range(self._own.world_size)]
 
-    def _damage(self, folder: str) -> str:
-        """Why a checkpoint cannot be loaded, as far as this rank has looked; empty if it can."""
+    def _verify(self, folder: str, lookup: Lookup, store: Store) -> list[str]:
+        """Why a checkpoint cannot be loaded, as far as each rank has looked; empty where it can. Where the job waits
+        for states that exist, a storage that has begun to hang is waited for: the job ends that.
+
+        Raises:
+            StorageAway: if the job does not wait for it.
+        """
+        own, told = self._own, 0.0
+        waits = own.known is not None and own.known.on_loss == WAIT and not own.known.accepts_less
+        for attempt in itertools.count():
+            found = self._share(store, f"durable/damage/{folder}/{attempt}", self._damage(folder, waits=waits))
+            away = next((str(one["away"]) for one in found if one["away"]), "")
+            if not away:
+                return [str(one["damage"]) for one in found]
+            now = time.monotonic()
+            if own.rank == 0 and (not told or now - told >= REPEATED):
+                told = now
+                logger.warning("perdure: waits for the storage of checkpoints: %s", away)
+                self._report_wait(replace(lookup, storage=AWAY, problem=away))
+            if own.local_rank == 0:
+                self._tell({"request": "waiting", "generation": own.generation})
+        raise AssertionError("it is tried until the ranks are ended")
+
+    def _report_wait(self, lookup: Lookup) -> None:
+        """Has the job learn, as rank 0, what the ranks wait for."""
+        source = "nothing" if lookup.in_memory is None else "memory"
+        report: Json = {"request": "restored", "generation": self._own.generation, "step": lookup.in_memory or 0}
+        self._tell(report | {"source": source, "place": self._place, "lookup": asdict(lookup), "waits": True})
+
+    def _tell(self, report: Json) -> None:
+        with contextlib.suppress(StorageAway, StorageProblem):
+            self._link.ask(report, within=5.0)
+
+    def _damage(self, folder: str, *, waits: bool) -> Json:
+        """Why a checkpoint cannot be loaded, as far as this rank has looked, and why it could not look; both empty if
+        it can."""
         share = {"request": "verify", "folder": folder, "share": [self._own.rank, self._own.world_size]}
         try:
-            return str(self._link.insist(share, patience=PATIENCE)["damage"])
+            patience = _TRIED_FOR if waits else PATIENCE
+            return {"damage": str(self._link.insist(share, patience=patience)["damage"]), "away": ""}
         except StorageProblem as error:
-            return str(error)
+            return {"damage": str(error), "away": ""}
+        except StorageAway as error:
+            if not waits:
+                raise
+            return {"damage": "", "away": f"node {self._own.node}: {error}"}
 
     def _load(self, folder: str, state: StateOfRank, store: Store) -> dict[str, Any]:
         def read(name: str, offset: int, length: int) -> bytearray:

@@ -142,6 +142,12 @@ class OnlyOne:
             self._store.add(self._key, -1)
 
 
+def place_of(own: RankIdentity, name: str) -> str:
+    """Returns the folder of a checkpointer's checkpoints within the storage."""
+    stage = own.folder.name
+    return "/".join([*([stage] if stage != "stage-0" else []), *([name] if name != "state" else [])])
+
+
 def snapshot_header(
     own: RankIdentity,
     step: int,

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import logging
+import os
 import socket
 import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,8 @@ import torch
 
 from perdure.agent.checkpoint import copy_service, peer_copies
 from perdure.agent.checkpoint.copy_service import CopyService
+from perdure.agent.checkpoint.storage import Storage
+from perdure.agent.checkpoint.watched import Pieces
 from perdure.contract import NodeCredentials
 from perdure.workflows.policy.checkpoints.copies import copies_token
 from perdure_launcher import watched_folder
@@ -317,6 +321,24 @@ def test_shared_memory_is_left_to_others_by_half(nodes: Nodes):
     holder = nodes.start(0, shared=True)
     known, _ = ask(holder, do="write", path="a", size=1 << 49)
     assert "half of it stays free for others" in known["problem"]
+
+
+def test_memory_that_others_fill_while_a_copy_is_written_is_named_to_its_owner(
+    nodes: Nodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    holder, owner = nodes.start(0), nodes.start(1)
+    owner.hold_copies(holder)
+
+    def fail(storage: Storage, path: str, pieces: Iterable[bytes]) -> tuple[int, int]:
+        next(iter(pieces))
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Storage, "write", fail)
+    peers = owner.checkpoints._peers
+    assert peers is not None
+    size = 3 * copy_service.PIECE
+    with pytest.raises(OSError, match="was not copied as it is: node 0: No space left on device"):
+        peers.write("1/files/step-1.pt", Pieces(size, [bytes(size)]))
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from perdure.agent.checkpoint import answering_storage
+from perdure.agent.checkpoint import answering_storage, further_tries
 from perdure.agent.checkpoint.storage import Storage
 from perdure_training.node_api.storage_link import StorageAway, StorageLink
 from tests.agent.test_agent_checkpoints import FOLDER, LARGE, stored_folder
@@ -34,6 +34,11 @@ class Server:
         self.waiting += 1
         self.answers.wait(DEADLINE)
         self.waiting -= 1
+
+    def mount_again(self) -> None:
+        """It answers all further calls, and none of those that wait."""
+        self.answers = threading.Event()
+        self.answers.set()
 
 
 @pytest.fixture
@@ -114,3 +119,18 @@ def test_a_storage_that_hangs_is_named_with_the_file_and_the_remedy(
     wait_for(lambda: not server.waiting)
     answer = link.insist if asked["request"] == "verify" else link.read
     assert answer(asked, patience=DEADLINE)
+
+
+def test_a_storage_that_is_mounted_again_is_read_although_earlier_calls_wait_forever(
+    server: Server, link: StorageLink, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(further_tries, "_FIRST_PAUSE", 0.0)
+    before, asked = server.answers, {"request": "verify", "share": [0, 1], "folder": FOLDER}
+    stored_folder(tmp_path, content=b"begin", records={})
+    before.clear()
+    with pytest.raises(StorageAway, match="hangs: it has given nothing of"):
+        link.ask(asked, within=DEADLINE)
+    server.mount_again()
+    assert link.insist(asked, patience=DEADLINE) == {"damage": ""}
+    assert server.waiting == 1
+    before.set()

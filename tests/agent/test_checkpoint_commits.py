@@ -16,7 +16,7 @@ from uuid import uuid4
 import fsspec
 import pytest
 
-from perdure.agent.checkpoint import commits
+from perdure.agent.checkpoint import commits, further_tries
 from perdure.agent.checkpoint.storage import Storage
 from perdure.contract import CheckpointStored
 from perdure_training.node_api.storage_link import StorageLink
@@ -163,3 +163,26 @@ def test_a_listing_that_is_behind_delays_a_commit_and_alarms_no_one(
     agent.commit(stored)
     wait_for(lambda: agent.committed, within=WITHIN)
     assert agent.commit_problems == []
+
+
+def test_a_storage_that_is_mounted_again_takes_a_commit_although_the_first_try_never_ends(
+    agent: CheckpointAgent, place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    sizes, listings, returns = Storage.sizes, iter(range(100)), threading.Event()
+
+    def hang_first(storage: Storage, folder: str) -> dict[str, int | None]:
+        if next(listings) == 0:
+            returns.wait(DEADLINE)
+        return sizes(storage, folder)
+
+    stored = stored_by(agent, tmp_path)
+    monkeypatch.setattr(commits, "_ANSWERS_WITHIN", 0.05)
+    monkeypatch.setattr(further_tries, "_FIRST_PAUSE", 0.0)
+    monkeypatch.setattr(Storage, "sizes", hang_first)
+    try:
+        agent.commit(stored)
+        wait_for(lambda: agent.committed, within=WITHIN)
+        assert ".metadata" in place.names
+        assert "no answer within" in agent.commit_problems[0]
+    finally:
+        returns.set()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from torch.distributed import HashStore
 
@@ -121,23 +121,30 @@ def test_a_number_needs_no_measuring():
     costs=st.lists(st.integers(1, 9), min_size=1, max_size=8),
     choices=st.sets(st.integers(7, 200)),
     ahead=st.integers(0, 2**200 - 1),
+    stride=st.sampled_from([1, 2, 3, 7, 10]),
+    requested=st.sets(st.integers(7, 200), max_size=8),
 )
-def test_all_ranks_save_the_same_steps(costs: list[int], choices: set[int], ahead: int):
+@example(costs=[3, 5], choices={9}, ahead=1 << 9, stride=10, requested=set())
+@example(costs=[3, 5], choices={9}, ahead=1 << 9, stride=10, requested={11})
+@example(costs=[1, 7, 9], choices={16, 17}, ahead=1 << 17, stride=5, requested=set())
+def test_all_ranks_save_the_same_steps(
+    costs: list[int], choices: set[int], ahead: int, stride: int, requested: set[int]
+):
     """Of two ranks, which make each step together, now one and now the other saves it first, as the bits of a number
-    say."""
+    say. Their script calls for a save at each so many steps, and requests some of them, which are saved in any case."""
     store = HashStore()
     ranks = [AgreedCadence(store), AgreedCadence(store)]
     numbers = list(costs)
     ranks[0].choose(numbers.pop(0), step=6)
-    for step in range(7, 200):
+    for step in range(7 * stride, 200 * stride, stride):
         every: list[int | None] = []
-        for rank in ranks if ahead >> step & 1 else ranks[::-1]:
+        for rank in ranks if ahead >> step // stride & 1 else ranks[::-1]:
             number = rank.every(step)
             assert number is not None
             every.append(number)
-            if step % number == 0:
+            if step % number == 0 or step // stride in requested:
                 rank.look(step)
-                if rank is ranks[0] and step in choices and numbers:
+                if rank is ranks[0] and step // stride in choices and numbers:
                     rank.choose(numbers.pop(0), step=step)
         assert every[0] == every[1]
 

@@ -153,6 +153,7 @@ def test_what_a_world_of_another_size_can_load_is_loaded_in_place_of_a_newer_sta
 def test_ranks_wait_for_another_world_as_long_as_the_agent_answers(ranks: RankThreads, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(refused_restore, "_PATIENCE", 0.6)
     monkeypatch.setattr(refused_restore, "_KEPT_ALIVE", 0.0)
+    monkeypatch.setattr(refused_restore, "REPEATED", 0.0)
     ranks.begin(states(3))
     stored(ranks, 2, states(3, filled=2))
     ranks.prepare(2, lose_memory=True)
@@ -162,6 +163,7 @@ def test_ranks_wait_for_another_world_as_long_as_the_agent_answers(ranks: RankTh
         ]
         wait_for(lambda: ranks.agent.awaited_state > 10)
         assert not any(one.done() for one in waiting)
+        wait_for(lambda: sum(bool(one.refused) for one in ranks.agent.restores) > 2)
 
         def away(*_: object, **__: object) -> None:
             raise StorageAway("the agent does not answer")

@@ -88,8 +88,25 @@ def test_a_memory_folder_without_inodes_costs_snapshots_and_not_the_training(
     checkpointer, step = world.begin({"step": 0})
     assert step is None
     assert [checkpointer.save(step, {"step": step}) for step in (1, 2)] == [False, False]
-    assert caplog.text.count("no checkpoints in memory") == 1
+    assert caplog.text.count("no further checkpoints in memory") == 1
     assert "No space left on device" in caplog.text
+
+
+def test_a_memory_folder_that_is_full_leaves_the_newest_step_that_all_ranks_have(
+    world: World, monkeypatch: pytest.MonkeyPatch
+):
+    checkpointer, _ = world.begin({"step": 0})
+    for step in (1, 2, 3, 4):
+        assert checkpointer.save(step, {"step": step})
+        checkpointer.flush()
+
+    def fail(*_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "posix_fallocate", fail)
+    grown = {"step": 5, "more": bytes(100_000)}
+    assert [checkpointer.save(step, grown) for step in (5, 6)] == [False, False]
+    assert world.begin({"step": 0})[1] == 4
 
 
 def test_a_rank_without_a_memory_folder_lets_no_other_rank_wait(tmp_path: Path):

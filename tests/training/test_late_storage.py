@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from perdure.contract import RestoreSource
-from perdure_training.checkpoint import durable, generation_storage
+from perdure_training.checkpoint import generation_storage
 from perdure_training.checkpoint.world import RankIdentity
 from tests.support.waiting import wait_for
 from tests.training.ranks_in_threads import RankThreads, rank_threads
@@ -37,7 +37,7 @@ def save(ranks: RankThreads, step: int, **arguments: Any) -> None:
 def test_an_agent_that_answers_later_stores_the_checkpoints_of_the_world_that_began_without_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(durable, "_AGENT_PATIENCE", 0.1)
+    monkeypatch.setattr(generation_storage, "_AGENT_PATIENCE", 0.1)
     with rank_threads(tmp_path, keep_last=5) as ranks:
         ranks.begin(states())
         save(ranks, 1)

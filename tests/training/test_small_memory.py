@@ -93,6 +93,43 @@ def test_memory_that_others_have_filled_keeps_no_step_from_being_stored(
         assert site.begin(trained(seed=2))[1] == 1
 
 
+def test_the_newest_snapshot_stays_until_a_newer_step_is_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    with (
+        small_disk(tmp_path / "memory", "224k") as memory,
+        checkpoint_agent(tmp_path / "storage", every=1000) as agent,
+    ):
+        site = Site(tmp_path, agent, monkeypatch)
+        state = trained(steps=5)
+        checkpointer, _ = site.begin(state)
+        for step in range(1, 5):
+            assert checkpointer.save(step, state)
+            checkpointer.flush()
+        grown = state | {"more": bytes(30_000)}
+        assert not checkpointer.save(5, grown)
+        checkpointer, restored = site.begin(trained(seed=2))
+        assert restored == 4
+        assert [checkpointer.save(step, grown) for step in (5, 6)] == [True, False]
+        assert durable(checkpointer, 7, grown)
+        assert not checkpointer.save(8, grown)
+        assert not [*memory.glob("stage-0/state/rank-0.?")]
+        assert site.begin(grown | trained(seed=2))[1] == 7
+
+
+def test_a_snapshot_is_given_up_for_the_room_of_the_first_step_that_is_stored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    with (
+        small_disk(tmp_path / "memory", "80k"),
+        checkpoint_agent(tmp_path / "storage", every=1000) as agent,
+    ):
+        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
+        site = Site(tmp_path, agent, monkeypatch)
+        state = trained(steps=5)
+        checkpointer, _ = site.begin(state)
+        assert [checkpointer.save(step, state) for step in (1, 2)] == [True, False]
+        assert durable(checkpointer, 3, state)
+
+
 @pytest.mark.long("storage")
 @pytest.mark.usefixtures("ranks")
 def test_a_rank_without_room_has_all_store_without_snapshots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -15,8 +15,11 @@ from typing import Any
 import pytest
 import torch
 
-from perdure.contract import CheckpointRestored, Restore, RestoreSource, StorageFinding
+from perdure.agent.checkpoint import keeper
+from perdure.agent.checkpoint.storage import Storage
+from perdure.contract import CheckpointRef, CheckpointRestored, Restore, RestoreSource, StorageFinding
 from perdure_training.checkpoint import state_search
+from perdure_training.checkpoint import stored as stored_checkpoints
 from perdure_training.node_api.storage_link import StateLost
 from tests.support.waiting import wait_for
 from tests.training.ranks_in_threads import RankThreads, rank_threads
@@ -100,6 +103,49 @@ def test_a_storage_that_is_not_mounted_is_waited_for_and_named(ranks: RankThread
     assert (loaded_report.step, loaded_report.waits) == (5, False)
     assert loaded_report.lookup is not None
     assert (loaded_report.lookup.storage, loaded_report.lookup.in_storage) == (StorageFinding.FOUND, 5)
+
+
+def test_a_storage_that_hangs_once_it_was_listed_is_waited_for_and_named(
+    ranks: RankThreads, monkeypatch: pytest.MonkeyPatch
+):
+    hangs, damage = threading.Event(), keeper.damage
+    hangs.set()
+
+    def verify(storage: Storage, saved: CheckpointRef, *, share: tuple[int, int]) -> str:
+        if hangs.is_set() and share[0]:
+            raise OSError(f"{storage.url} hangs")
+        return damage(storage, saved, share=share)
+
+    monkeypatch.setattr(stored_checkpoints, "_TRIED_FOR", 0.2)
+    monkeypatch.setattr(keeper, "damage", verify)
+    stored(ranks, 5)
+    know(ranks, "step-5-run-1")
+    ranks.prepare(RANKS, lose_memory=True)
+    found = states()
+    with restoring(ranks, found) as loaded:
+        report = wait_for(lambda: [one for one in ranks.agent.searches if one.waits])[-1]
+        wait_for(lambda: ranks.agent.awaited_state > 1)
+        assert not loaded.done()
+        hangs.clear()
+        assert loaded.result(WITHIN) == [5] * RANKS
+    assert report.lookup is not None
+    assert (report.lookup.storage, report.lookup.stored) == (StorageFinding.AWAY, 5)
+    assert "hangs" in report.lookup.problem
+    assert (newest(ranks).step, found[1]["step"]) == (5, 5)
+
+
+def test_a_job_that_has_forgotten_the_wait_is_told_of_it_again(ranks: RankThreads, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(state_search, "REPEATED", 0.0)
+    stored(ranks, 5)
+    know(ranks, "step-5-run-1")
+    away = ranks.storage.rename(ranks.storage.with_name("unmounted"))
+    ranks.prepare(RANKS, lose_memory=True)
+    with restoring(ranks, states()) as loaded:
+        told = wait_for(lambda: (waits := [one for one in ranks.agent.searches if one.waits])[2:] and waits)
+        ranks.storage.mkdir()
+        away.rename(ranks.storage)
+        assert loaded.result(WITHIN) == [5] * RANKS
+    assert told[0] == told[2]
 
 
 def test_another_storage_with_checkpoints_of_others_is_not_taken_for_the_own_one(ranks: RankThreads):

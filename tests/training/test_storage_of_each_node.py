@@ -18,7 +18,7 @@ import pytest
 from perdure.agent.checkpoint import listing
 from perdure.agent.checkpoint.storage import Storage
 from perdure.contract import CheckpointRestored, Restore, RestoreSource, StorageFinding
-from perdure_training.checkpoint import durable, generation, generation_storage, state_search
+from perdure_training.checkpoint import generation, generation_storage, state_search
 from perdure_training.node_api.storage_link import StateLost, StorageLink
 from tests.support.waiting import wait_for
 from tests.training.checkpoint_agent import NODE, CheckpointAgent
@@ -85,7 +85,7 @@ def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Nodes]:
         shutil.copytree(ranks.storage, storage)
         second = CheckpointAgent(Path(folder), str(storage), node=NODE.replace(rank=1))
         nodes = Nodes(ranks, second, storage)
-        for module in (durable, generation, generation_storage):
+        for module in (generation, generation_storage):
             monkeypatch.setattr(module, "find_storage", lambda: nodes.link)
         try:
             yield nodes

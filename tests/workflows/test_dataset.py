@@ -23,6 +23,7 @@ from perdure.contract import (
     DatasetRequest,
     DatasetView,
     FailedShard,
+    JobPhase,
     JobResult,
     JobStatus,
     NodeCredentials,
@@ -43,7 +44,7 @@ from perdure.workflows.policy.services.failed_shards import MOST_TRIES
 from perdure.workflows.policy.services.spans import difference, size, union
 from tests.support.waiting import eventually
 from tests.workflows.fleet import Fleet, job_spec, submit
-from tests.workflows.jobs import RUN_ENDS, node, running, seen
+from tests.workflows.jobs import RUN_ENDS, node, running, seen, until
 from tests.workflows.played_node import PlayedNode, now
 from tests.workflows.ways import REPLAYED, sandboxed
 
@@ -128,6 +129,23 @@ async def test_the_next_world_gets_what_a_lost_node_had_leased(fleet: Fleet):
     await again.read_all()
     assert again.consumed == lost.holds
     assert (await lost.exchange(shards=1, done=lost.holds)).superseded
+
+
+async def test_a_role_is_refused_the_dataset_of_another_one(fleet: Fleet):
+    role = {"nodes": 1, "command": ["torchrun", "train.py"]}
+    handle = await submit(fleet, job_spec(roles={"trainer": role, "evaluator": role}))
+    await until(handle, lambda s: {one.phase for one in s.by_role} == {JobPhase.RUNNING})
+    trainer, evaluator = [await node(fleet, handle, 0, role=name) for name in ("trainer", "evaluator")]
+    await begin(handle, trainer)
+    reader = Reader(fleet, handle.id, trainer, 0)
+    given = await reader.exchange(shards=5)
+    await begin(handle, evaluator)
+    with pytest.raises(WorkflowUpdateFailedError) as refused:
+        await Reader(fleet, handle.id, evaluator, 0).exchange(shards=5)
+    assert "the dataset train is read by the role trainer" in str(refused.value.cause)
+    assert "such as train-evaluator" in str(refused.value.cause)
+    assert not (await reader.exchange()).granted
+    assert reader.holds == given.granted
 
 
 async def test_a_job_names_shards_that_were_set_aside_in_its_status_and_its_result(

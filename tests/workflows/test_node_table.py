@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from perdure.contract import (
+    Adopt,
     Check,
     Checked,
     CopyReceiver,
@@ -18,6 +19,7 @@ from perdure.contract import (
     GroupDesire,
     Joined,
     LeaseTaken,
+    Member,
     NodeCredentials,
     NodeEvent,
     NodeEventKind,
@@ -25,6 +27,8 @@ from perdure.contract import (
     NodePhase,
     PortsChanged,
     Ready,
+    UnsoundSteps,
+    World,
 )
 from perdure.contract.transitions import AnyTransition, NodeChecked, NodeCreateFailed, NodeJoined, NodePending
 from perdure.spec.validate import parse_spec
@@ -289,3 +293,24 @@ def test_the_agents_of_an_earlier_release_are_told_nothing() -> None:
     table = Table()
     table.joined()
     assert table.table.copy_target(NODE) is None
+
+
+def test_a_job_that_adopts_a_group_gets_its_newest_world_also_where_the_job_was_suspended():
+    table = Table().table
+    world = World(
+        generation=3,
+        members={0: Member(incarnation=1, group_rank=0, base_rank=0, processes=1)},
+        nodes=1,
+        processes=1,
+        store_address="10.0.0.1",
+        store_port=29500,
+        store_rank=0,
+        unsound=UnsoundSteps(generation=2, after=50, found_at=61),
+    )
+    table.take_desire(table.desire.replace(version=2, world=world))
+    table.adopt(Adopt(ownership_epoch="second"))
+    assert table.transitions.carried.world == world.of({})
+    table.take_desire(table.desire.replace(version=3, nodes={}, world=None))
+    again = NodeTable(table.to_carry())
+    again.adopt(Adopt(ownership_epoch="third"))
+    assert again.transitions.carried.world == world.of({})

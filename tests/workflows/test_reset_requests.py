@@ -16,6 +16,7 @@ from perdure.contract import (
     JobPhase,
     NodeRequest,
     ReasonRequest,
+    RestartRequest,
     SnapshotUse,
     Stepping,
     StoredCheckpoint,
@@ -150,3 +151,18 @@ async def test_a_checkpoint_that_is_requested_after_a_reset_has_a_number_of_its_
     request = await request_after(nodes[0], followed)
     await store(nodes, step=50, answers=request)
     await until(job, lambda s: s.checkpoint.answered == request)
+
+
+async def test_a_job_that_is_reset_to_its_beginning_knows_what_it_has_stored(fleet: Fleet):
+    job, nodes = await training(fleet)
+    await job.execute_update("save_checkpoint", ReasonRequest())
+    await store(nodes, step=40, answers=await request_after(nodes[0], 0))
+    await until(job, lambda s: s.checkpoint.step == 40)
+    await job.execute_update("restart", RestartRequest())
+    await running(job, nodes=2, generation=2)
+    await reset(job, to=(await tasks(job))[0], reapply=False)
+    await running(job, nodes=2, generation=3)
+    world = nodes[0].desired.world
+    assert world is not None
+    assert world.known is not None
+    assert [one.checkpoint.step for one in world.known.stored] == [40]

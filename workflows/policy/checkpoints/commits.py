@@ -35,14 +35,14 @@ from perdure.contract.transitions import (
 from perdure.spec.checkpoint import Checkpoint
 from perdure.spec.job import JobSpec
 from perdure.workflows.policy.behavior import Behavior
-from perdure.workflows.policy.checkpoints import holds, other_size, state_loss, trust
+from perdure.workflows.policy.checkpoints import holds, other_size, resets, state_loss, trust
 from perdure.workflows.policy.diagnosis import claims
 from perdure.workflows.policy.facts.events import CheckpointRequested, Event, GroupAdopted
 from perdure.workflows.policy.record import incidents, observations
 from perdure.workflows.policy.repair import actions, charges
 from perdure.workflows.policy.repair.case import Rejected, Verdict
 from perdure.workflows.policy.state.checkpoint import CheckpointState, DurableCheckpoint, StoredParts
-from perdure.workflows.policy.state.job import RoleInJob
+from perdure.workflows.policy.state.job import JobState, RoleInJob
 from perdure.workflows.policy.state.node import NodeState
 
 SHORTEST_INTERVAL = timedelta(seconds=30)
@@ -58,10 +58,11 @@ _PLACES = 16
 def apply(state: RoleInJob, event: Event, job: JobSpec, now: datetime) -> RoleInJob:
     """Takes in what a node reports about a checkpoint, and users' requests for one."""
     if isinstance(event, CheckpointRequested):
-        return request(state)
-    if isinstance(event, GroupAdopted) and event.nodes and not event.declined:
-        # The job was reset to its beginning, and adopts nodes that it had.
-        return renumber(state, now)
+        return request(state, number=event.number)
+    if isinstance(event, GroupAdopted):
+        # Where it has not declined, the job was reset to its beginning, and adopts nodes that it had.
+        state = resets.take(state, event)
+        return renumber(state, now) if event.nodes and not event.declined else state
     if not isinstance(event, NodeStoredCheckpoint | NodeCommittedCheckpoint | NodeRestoredCheckpoint):
         return state
     node = state.nodes.get(event.rank)
@@ -76,10 +77,19 @@ def apply(state: RoleInJob, event: Event, job: JobSpec, now: datetime) -> RoleIn
             return _restored(state, node, event.restored, event, job, now)
 
 
-def request(state: RoleInJob) -> RoleInJob:
-    """Requests a checkpoint of one of the next steps; its number is `requests` from now on."""
+def request(state: RoleInJob, *, number: int = 0) -> RoleInJob:
+    """Requests a checkpoint of one of the next steps; its number, which is `number` at least, is `requests` from now
+    on."""
     known = state.checkpoints
-    return state.replace(checkpoints=known.replace(requests=_next_request(known)))
+    return state.replace(checkpoints=known.replace(requests=max(_next_request(known), number)))
+
+
+def request_of_all(state: JobState) -> CheckpointRequested:
+    """A user's request for a checkpoint. Its number is the same in all roles, each of which has had others: a client
+    that waits for the answer looks at one of them."""
+    if state.behavior < Behavior.RELEASE_0_4:
+        return CheckpointRequested()
+    return CheckpointRequested(number=max(_next_request(role.checkpoints) for role in state.roles.values()))
 
 
 def _next_request(known: CheckpointState) -> int:

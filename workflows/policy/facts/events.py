@@ -18,6 +18,7 @@ from perdure.contract import (
     RoomSeen,
     ShardsSetAside,
     Ticket,
+    World,
 )
 from perdure.contract.base import Time
 from perdure.contract.transitions import AnyTransition
@@ -28,6 +29,8 @@ class GroupAdopted(Message):
 
     group: int
     nodes: tuple[NodeView, ...]
+    world: World | None = None
+    """The newest world that the group was sent, without its members."""
     declined: bool = False
     """The group has declined a desired state: the job has known these nodes up to the task to which it was reset."""
 
@@ -112,6 +115,9 @@ class RepairsResumed(Message):
 
 class CheckpointRequested(Message):
     """A user requests a checkpoint in storage."""
+
+    number: int = 0
+    """The number that the request has in all roles, at least; 0 for the next one of each."""
 
 
 class CancelRequested(Message):

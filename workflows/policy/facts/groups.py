@@ -10,6 +10,7 @@ from datetime import datetime
 from perdure.contract import Evidence, EvidenceSource, NodeFacts, NodePhase, NodeView
 from perdure.contract.identity import identity_of
 from perdure.contract.transitions import NodeLost
+from perdure.workflows.policy.behavior import Behavior
 from perdure.workflows.policy.diagnosis import claims
 from perdure.workflows.policy.facts.ends import on_lost
 from perdure.workflows.policy.facts.events import GroupAdopted, GroupWoundDown
@@ -22,6 +23,10 @@ from perdure.workflows.policy.state.role import Interruption
 
 def on_group_adopted(state: RoleInJob, event: GroupAdopted, now: datetime) -> RoleInJob:
     """Takes over the nodes of a group that already ran."""
+    world = event.world
+    if world is not None and state.behavior >= Behavior.RELEASE_0_4 and claims.is_possible(state, world.generation):
+        # A job that was suspended has no nodes that name it, and generations are in the names of saved states.
+        state = newer_generation(state, world.generation, now)
     for view in event.nodes:
         generation = view.generation if claims.is_possible(state, view.generation) else state.generation
         state = newer_generation(state, generation, now)
