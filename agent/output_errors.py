@@ -21,7 +21,12 @@ from perdure.contract.base import shorten
 _PREFIX = re.compile(r"\[(?:rank(?P<rank>\d{1,9})|[A-Za-z_]\w*)\]:[ ]?")
 """What torch, once it has a process group, and `torchrun --tee` print before each line. Only torch's is a global
 rank, and torch prints it before uncaught exceptions only."""
-_TRACEBACK = re.compile(r'Traceback \(most recent call last\):|  File "[^"]*", line \d+')
+_TRACEBACK = re.compile(
+    r'Traceback \(most recent call last\):|  File "[^"]*", line \d+|╭─+ Traceback \(most recent call last\) ─'
+)
+"""The beginning of a traceback as Python prints it, or as `rich` draws it."""
+_FRAMES = re.compile(r"[\s│╰]|$")
+"""Lines between the beginning of a traceback and its exception."""
 _EXCEPTION = re.compile(r"[A-Za-z_][\w.]*(:|$)")
 _OF_TORCHRUN = re.compile(r"torch\.distributed\.elastic\.|.*\bChildFailedError\b")
 """torchrun's own exceptions only repeat that a rank has failed."""
@@ -55,7 +60,7 @@ def exceptions_in(output: str, *, last: bool = False) -> Errors:
     for rank, line in _lines(output):
         if _TRACEBACK.match(line):
             open_traces.add(rank)
-        elif rank in open_traces and line and not line[0].isspace():
+        elif rank in open_traces and not _FRAMES.match(line):
             open_traces.discard(rank)
             if _OF_TORCHRUN.match(line):
                 if rank is None and last:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from inspect import cleandoc
 from typing import Annotated, NoReturn
@@ -164,6 +165,8 @@ def before(
 
 def run_command(arguments: list[str], *, program: str = "perdure") -> int:
     """Runs one command line; all errors are reported here."""
+    # A worker would keep for all its jobs the mask of the program that happened to start it.
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
     try:
         app(arguments, prog_name=program)
     except SystemExit as leaving:

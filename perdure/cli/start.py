@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import secrets
 import shlex
 import shutil
 import signal
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -31,6 +32,9 @@ from perdure.cli.common import (
 )
 from perdure.cli.reporting import Draft, ReportOption, reporting
 from perdure.cli.shell_variables import shell_environment
+
+_OF_SHELLS = frozenset({"cd", "source", ".", "export", "module", "conda", "ulimit", "eval", "set", "ml"})
+"""Words that shells carry out themselves, or that their start files define."""
 
 if TYPE_CHECKING:
     from perdure.client.connection import Endpoint
@@ -285,10 +289,23 @@ def _check_command(spec: JobSpec) -> None:
         if not found:
             raise PerdureError(
                 f'roles.{role_name}.command: there is no program "{program}" {places}',
-                remedy="Give its path, or activate the environment that has it. A script needs its interpreter in "
-                "front: torchrun train.py, python train.py.",
+                remedy=_remedy_of_a_missing(program, role.command),
             )
     _check_script(spec)
+
+
+def _remedy_of_a_missing(program: str, command: Sequence[str]) -> str:
+    """Advises on a first word of a command that is no program, by what only a shell makes of it."""
+    if re.match(r"[A-Za-z_]\w*=", program):
+        return f"A shell would set it as a variable: perdure run --env {shlex.quote(program)} -- …"
+    if " " in program and len(command) == 1:
+        return f"Leave out the quotes around it, or have a shell read it: -- bash -c {shlex.quote(program)}"
+    if program in _OF_SHELLS:
+        return f"Only a shell knows it: -- bash -c {shlex.quote(f'{shlex.join(command)} && …')}"
+    return (
+        "Give its path, or activate the environment that has it. A script needs its interpreter in front: torchrun "
+        "train.py, python train.py."
+    )
 
 
 def _interpreter_of(script: Path) -> str:

@@ -58,10 +58,38 @@ class SpecProblem:
         ]
         return "; ".join(part for part in parts if part)
 
+    def at(self, line: int | None, own: int | None) -> SpecProblem:
+        """Returns the same problem, with its line.
+
+        Args:
+            line: The line of the value, or of what it is in.
+            own: The line of the value itself, if it has one.
+        """
+        if isinstance(own, Line) and self.hint.startswith(in_quotes("")[:-2]):
+            return replace(self, line=line, value=own.written, hint=in_quotes(own.written))
+        return replace(self, line=line)
+
     def __str__(self) -> str:
         # Errors of syntax name line and column themselves.
         place = f" (line {self.line})" if self.line and self.location else ""
         return f"{self.path}: {self.detail}{place}"
+
+
+class Line(int):
+    """A line of a file, counted from 1, with the number or truth value on it as it is written: 1.10 is no 1.1."""
+
+    written: str
+
+    def __new__(cls, number: int, written: str = "") -> Line:
+        """Creates the line."""
+        line = super().__new__(cls, number)
+        line.written = written
+        return line
+
+
+def in_quotes(value: Any) -> str:
+    """Advises to write a value as a text."""
+    return f"in quotes: {json.dumps(value if isinstance(value, str) else json.dumps(value), ensure_ascii=False)}"
 
 
 class SpecError(PerdureError, ValueError):
@@ -86,7 +114,9 @@ class SpecError(PerdureError, ValueError):
 
     def with_lines(self, lines: Mapping[Location, int]) -> SpecError:
         """Returns the same error, with the lines of the file that its problems are on, in the file's order."""
-        placed = [replace(problem, line=line_of(problem.location, lines)) for problem in self.problems]
+        placed = [
+            problem.at(line_of(problem.location, lines), lines.get(problem.location)) for problem in self.problems
+        ]
         return SpecError(sorted(placed, key=lambda problem: problem.line or 0), file=self.file)
 
     def in_file(self, file: str) -> SpecError:
@@ -182,8 +212,7 @@ def _problem(details: ErrorDetails) -> SpecProblem:
                 return SpecProblem(location=location, value=value, expected=text, hint=hint)
             return SpecProblem(location=location, message=text)
         case "string_type" if isinstance(details["input"], bool | int | float):
-            quoted = json.dumps(json.dumps(details["input"]))
-            return SpecProblem(location=location, value=value, expected="a text", hint=f"in quotes: {quoted}")
+            return SpecProblem(location=location, value=value, expected="a text", hint=in_quotes(details["input"]))
         case "greater_than_equal":
             expected = f"an integer of at least {context['ge']}"
         case "less_than_equal":

@@ -19,7 +19,7 @@ from yaml.constructor import ConstructorError
 
 from .backends import SpecWarning
 from .capabilities import BESIDE_WORKER
-from .errors import SpecError, SpecProblem
+from .errors import Line, SpecError, SpecProblem
 from .fields import Location
 from .job import Backend, JobSpec
 from .script_use import find_lost_states
@@ -227,7 +227,9 @@ def _yaml_documents(text: str) -> Iterator[tuple[Any, dict[Location, int]]]:
 def _find_lines(node: yaml.Node, location: Location, lines: dict[Location, int]) -> None:
     if len(lines) > MAX_VALUES:
         raise ConstructorError(None, None, f"more than {MAX_VALUES} values, counting aliases", node.start_mark)
-    lines.setdefault(location, node.start_mark.line + 1)
+    line = lines.setdefault(location, node.start_mark.line + 1)
+    if isinstance(node, yaml.ScalarNode) and not node.tag.endswith(":str"):
+        lines[location] = Line(line, str(node.value))
     if isinstance(node, yaml.MappingNode):
         for key, value in node.value:
             place = (*location, str(key.value))

@@ -11,15 +11,10 @@ which `perdure_training.report` reports.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
-import sys
 import time
-import traceback
-from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from perdure_training.node_api.progress_file import (
@@ -40,10 +35,8 @@ from perdure_training.node_api.rank_environment import (
 )
 
 from ..environment import PARENT_VARIABLE
-from . import build_locks
+from . import build_locks, uncaught
 from .rank_process import claim_rank, mark_training
-
-_ERROR_FILE_VARIABLE = "TORCHELASTIC_ERROR_FILE"
 
 
 def autoload() -> None:
@@ -53,7 +46,7 @@ def autoload() -> None:
         if is_rank_below(os.environ.copy()):
             own = os.getpid()
             _guard_builds()
-            _keep_uncaught_exceptions(lambda: os.getpid() == own)
+            uncaught.keep_exceptions(lambda: os.getpid() == own)
             if os.environ["RANK"] == "0":
                 StepCounter().install()
             return
@@ -62,15 +55,15 @@ def autoload() -> None:
         _guard_builds()
         if claim_rank(os.environ):
             _stay_with_parent()
-            _keep_uncaught_exceptions(_speaks)
+            uncaught.keep_exceptions(_speaks)
             _answer_with_stacks()
             StepCounter().install()
             _time_steps()
         elif is_child_of_training_rank(os.environ):
             # torch's own `@record` writes there, too.
-            os.environ.pop(_ERROR_FILE_VARIABLE, None)
+            os.environ.pop(uncaught.FILE_VARIABLE, None)
         else:
-            _keep_uncaught_exceptions(_speaks)
+            uncaught.keep_exceptions(_speaks)
             # A launcher's ranks have other numbers than the job's only rank, in whose place the first one trains.
             if SOLE_VARIABLE not in os.environ or os.environ["RANK"] == "0":
                 StepCounter().install()
@@ -111,7 +104,10 @@ class StepCounter:
 
     def on_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """Counts one optimizer step; the hook that torch calls after it."""
-        if self._compiling() or self._stopped:
+        if self._compiling():
+            return
+        uncaught.stay_first()
+        if self._stopped:
             return
         try:
             self._count(optimizer)
@@ -161,43 +157,6 @@ class StepCounter:
 
 def _speaks() -> bool:
     return speaks_for_rank(os.environ)
-
-
-def _keep_uncaught_exceptions(counts: Callable[[], bool]) -> None:
-    """Writes an uncaught exception to the file that torch's own `@record` uses, for scripts without it.
-
-    Args:
-        counts: Whether the process that ends, this one or a fork of it, speaks for its rank then.
-    """
-    path = os.environ.get(_ERROR_FILE_VARIABLE)
-    if not path or path == os.devnull:
-        return
-    following = sys.excepthook
-    if is_rank_itself(os.environ) and os.path.exists(path):
-        _remove_left_error(path)
-
-    def keep(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        with contextlib.suppress(Exception):
-            if counts():
-                from ..system.files import write_file
-                from .error_file import error_content, is_kept_already
-
-                callstack = "".join(traceback.format_exception(kind, error, trace))
-                if not is_kept_already(path, error):
-                    # When a peer has failed, ranks are killed while they write, and torchrun fails on a partial file.
-                    write_file(path, json.dumps(error_content(error, callstack)))
-        following(kind, error, trace)
-
-    sys.excepthook = keep
-
-
-def _remove_left_error(path: str) -> None:
-    """Removes the error of a process that was the rank before this one, and whose end the command has survived."""
-    from .error_file import writer_of
-
-    if writer_of(path) not in (None, os.getpid()):
-        with contextlib.suppress(OSError):
-            os.unlink(path)
 
 
 def _answer_with_stacks() -> None:

@@ -31,7 +31,10 @@ class SignalFeed(threading.Thread):
         self._write_end.setblocking(False)
 
     def listen(self) -> None:
-        """Handles the signals from now on. Call it in the main thread."""
+        """Handles the signals from now on, also those that the parent of this process has blocked. Call it in the main
+        thread."""
+        # Programs inherit the mask, too: a rank that never receives SIGTERM would not save.
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
         # If the socket is full, it already holds thousands of unread signals.
         signal.set_wakeup_fd(self._write_end.fileno(), warn_on_full_buffer=False)
         for number in self._numbers:

@@ -23,6 +23,7 @@ from perdure_training.node_api.progress_file import mark_without_process_group, 
 from perdure_training.node_api.rank_environment import PROGRESS_VARIABLE, generation_of, is_rank
 
 from ..environment import STORE_VARIABLE, TORCHRUN_VARIABLE, TorchrunSettings
+from ..rank_plugins import uncaught
 from ..rank_plugins.rank_process import mark_training
 from ..torch_internals import process_group_handlers
 from .cases import Case
@@ -143,6 +144,8 @@ def _with_job_store(original: Callable[..., Any], place: RankPlace) -> Callable[
     def rendezvous(url: str, *args: Any, **kwargs: Any) -> Any:
         import torch.distributed as dist
 
+        # `init_process_group` puts a hook before it that prints only what hooks which return have printed.
+        uncaught.stay_first()
         # Groups that are created beside the first one are the script's own concern, and so are those of processes that
         # a rank starts while it trains.
         if not dist.is_initialized() and speaks_for_rank(own):

@@ -26,6 +26,10 @@ SCRIPTS = {
         "try:\n    {}['a']\nexcept KeyError:\n    int('b')",
         "ValueError: invalid literal for int() with base 10: 'b'",
     ),
+    "a traceback that rich draws": (
+        "import rich.traceback; rich.traceback.install(show_locals=True); int('b')",
+        "ValueError: invalid literal for int() with base 10: 'b'",
+    ),
     "one that the program caught and printed before": (
         "import traceback\ntry:\n    {}['a']\nexcept KeyError:\n    traceback.print_exc()\n1 / 0",
         "ZeroDivisionError: division by zero",

@@ -14,8 +14,10 @@ from pathlib import Path
 
 import pytest
 
+from perdure.workflows.policy.diagnosis.raised_errors import raised_at
 from perdure_launcher.environment import inject
 from perdure_training.node_api.progress_file import is_without_process_group, progress_path, read_progress
+from tests.support.ports import free_port
 from tests.training.warm_torch import run_with_torch
 
 pytestmark = pytest.mark.usefixtures("ranks")
@@ -141,6 +143,44 @@ def test_an_uncaught_exception_is_kept_where_torch_keeps_recorded_ones(tmp_path:
     assert message["message"] == "RuntimeError: lost the peer"
     assert 'File "<string>", line 2' in message["extraInfo"]["py_callstack"]
     assert int(message["extraInfo"]["timestamp"]) > 0
+
+
+HOOKS = {
+    "ends at once": "import traceback\ndef hook(*error): traceback.print_exception(*error); os._exit(1)\n",
+    "calls no other": "def hook(kind, error, trace): print('only', error)\n",
+}
+PLACES = {
+    "before its process group": "sys.excepthook = hook\ndist.init_process_group('gloo')\n",
+    "before its steps": "dist.init_process_group('gloo')\nsys.excepthook = hook\noptimizer().step()\n",
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("hook", HOOKS)
+def test_an_exception_is_kept_whatever_hook_the_script_has_set(hook: str, place: str, tmp_path: Path) -> None:
+    path, port = tmp_path / "error.json", str(free_port())
+    script = (
+        f"{SETUP}\nimport os, sys\nimport torch.distributed as dist\n{HOOKS[hook]}{PLACES[place]}raise ValueError('a')"
+    )
+    world = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    store = {"PERDURE_STORE": f"127.0.0.1:{port}"}
+    result = run(script, tmp_path, TORCHELASTIC_ERROR_FILE=str(path), **world, **store)
+    assert result.returncode == 1, result.stderr
+    assert json.loads(path.read_text())["message"]["message"] == "ValueError: a"
+    if hook == "calls no other":
+        assert "only a" in result.stdout
+
+
+def test_the_exception_of_a_group_of_tasks_is_its_first_one(tmp_path: Path) -> None:
+    script = (
+        "import torch\ndef fail(): raise ValueError('a')\ntry: fail()\nexcept ValueError as error: first = error\n"
+        "raise ExceptionGroup('tasks', [ExceptionGroup('more', [first]), KeyError('b')])"
+    )
+    path = tmp_path / "error.json"
+    run(script, tmp_path, TORCHELASTIC_ERROR_FILE=str(path))
+    message = json.loads(path.read_text())["message"]
+    assert message["message"] == "ValueError: a"
+    assert raised_at(message["message"], message["extraInfo"]["py_callstack"]) == "ValueError at <string>:2"
 
 
 def test_a_rank_that_is_killed_while_it_keeps_its_exception_leaves_no_half_a_file(tmp_path: Path) -> None:

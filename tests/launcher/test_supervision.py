@@ -200,6 +200,20 @@ async def test_what_reads_the_output_of_a_command_is_no_work_that_it_leaves_behi
         assert (await node.agent.heard(EXITED)).body["log_tail"] == "ends\n"
 
 
+async def test_signals_that_the_parent_of_the_launcher_has_blocked_reach_it_and_its_command() -> None:
+    node = command_of("grep SigBlk /proc/self/status; trap 'exit 3' TERM; echo up; while :; do sleep 0.1; done")
+    blocking = (
+        "import os, signal, sys; signal.pthread_sigmask(signal.SIG_BLOCK, [15]); os.execv(sys.argv[1], sys.argv[1:])"
+    )
+    node.placed_by = [sys.executable, "-c", blocking]
+    async with running(node):
+        await eventually(lambda: "up" in node.output)
+        assert f"SigBlk:\t{0:016x}" in node.output
+        assert node.launcher
+        node.launcher.terminate()
+        assert (await node.agent.heard(EXITED)).body["exit_code"] == 3
+
+
 async def test_sigterm_to_the_launcher_ends_the_command_and_is_reported() -> None:
     node = command_of("trap 'echo ending; exit 3' TERM; echo up; while :; do sleep 0.1; done")
     async with running(node):

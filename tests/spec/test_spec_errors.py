@@ -92,6 +92,29 @@ def text_of(data: object) -> str:
     return str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("written", "json_too"),
+    [
+        ("1.10", True),
+        ("1e-4", True),
+        ("010", False),
+        ("0x1F", False),
+        ("1.0E+3", True),
+        ("True", False),
+        ("-0.50", True),
+    ],
+)
+def test_a_number_that_must_be_a_text_is_shown_as_it_is_written(written: str, json_too: bool) -> None:
+    texts = [f"name: a\nroles: {{worker: {{nodes: 1, command: [b, {written}]}}}}\n"]
+    if json_too:
+        texts.append(f'{{"name": "a",\n"roles": {{"worker": {{"nodes": 1, "command": ["b", {written}]}}}}}}\n')
+    for text in texts:
+        with pytest.raises(SpecError) as raised:
+            load_spec(text)
+        expected = f'roles.worker.command[1]: got {written}; expected a text; in quotes: "{written}" (line 2)'
+        assert str(raised.value) == expected
+
+
 def test_every_kind_of_problem_is_named_at_once_with_its_line():
     with pytest.raises(SpecError) as caught:
         validate_file(EVERY_KIND)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, cast
 
-from ..errors import SpecProblem, format_path, format_value, line_of
+from ..errors import SpecProblem, format_path, format_value, in_quotes, line_of
 from ..fields import Location
 
 
@@ -106,7 +106,8 @@ class Source:
 
     def problem(self, location: Location, **words: str) -> None:
         """Notes an error that makes the document impossible to import; the words are those of `SpecProblem`."""
-        problem = SpecProblem(location=location, line=self.line(location), **words)
+        line = self.line(location)
+        problem = SpecProblem(location=location, line=line, **words).at(line, self._lines.get(location))
         if problem not in self._known_problems:
             self._known_problems.add(problem)
             self.problems.append(problem)
@@ -204,7 +205,7 @@ class Field:
     def text(self) -> str | None:
         """The value as a text."""
         if isinstance(self.value, bool | int | float):
-            self.wrong("a text", hint=f"in quotes: {json.dumps(json.dumps(self.value))}")
+            self.wrong("a text", hint=in_quotes(self.value))
             return None
         return self._value_of_type(str, "a text")
 

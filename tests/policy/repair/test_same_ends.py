@@ -8,6 +8,7 @@ from datetime import timedelta
 import pytest
 
 from perdure.contract import FailureClass, LossCause
+from perdure.contract.transitions import NodeJoined
 from perdure.workflows.policy.behavior import Behavior
 from perdure.workflows.policy.facts.events import RestartRequested, ResumeRequested, ScaleRequested, SuspendRequested
 from perdure.workflows.policy.record.projections import next_action
@@ -104,6 +105,78 @@ def test_any_other_end_in_between_begins_anew(other_end: Callable[[Scenario], No
         job.wait(1)
         assert job.state.outcome is None
         assert job.generation == generation + 1, "without a pause"
+
+
+def by_sigterm(job: Scenario, node: int) -> None:
+    job.command_exited(node, None, signal=15)
+
+
+def by_a_shell(job: Scenario, node: int) -> None:
+    job.command_exited(node, 137)
+
+
+@pytest.mark.parametrize("ends", [by_sigterm, by_a_shell])
+def test_a_command_that_is_killed_each_time_after_its_ranks_stops_however_long_it_works(
+    ends: Callable[[Scenario, int], None],
+):
+    job = job_of_two().steps()
+    job.torchrun_finished(0, 1)
+    tries = 0
+    while job.state.outcome is None and tries < 10:
+        first, second = ((0, 1), (1, 0))[tries % 2]
+        tries += 1
+        job.wait(timedelta(minutes=20))
+        ends(job, first)
+        if job.state.outcome is None:
+            ends(job, second)
+    assert job.state.outcome is not None
+    assert (tries, job.state.outcome.exit_code) == (4, 1)
+    assert job.state.outcome.reason.startswith("it ended the same way 4 times in a row, while its command had no ranks")
+    assert job.incident.rule.startswith("same-end/3")
+
+
+def test_a_command_that_is_killed_after_its_ranks_starts_again_after_growing_pauses():
+    job = Scenario("1", retry={"no_progress_limit": 100, "max_restarts": 100}).running()
+    job.torchrun_finished(0)
+    pauses: list[float] = []
+    for _ in range(3):
+        restarts, killed_at = job.node(0).command_restarts, job.now
+        by_sigterm(job, 0)
+        if job.node(0).command_restarts == restarts:
+            assert next_action(job.state, job.job).startswith("starts the command again at ")
+        for _ in range(60):
+            if job.node(0).command_restarts > restarts:
+                break
+            job.wait(1)
+        pauses.append((job.now - killed_at).total_seconds())
+        job.wait(timedelta(minutes=10))
+    assert pauses == [0, 5, 10]
+
+
+def test_a_command_that_is_killed_each_time_before_its_torchrun_stops_however_long_it_works():
+    job = Scenario("1")
+    tries = 0
+    while job.state.outcome is None and tries < 10:
+        tries += 1
+        job.transition(0, NodeJoined, address="10.0.0.0", host="host-0", preparing=True)
+        job.wait(timedelta(minutes=20))
+        by_a_shell(job, 0)
+        job.wait(timedelta(minutes=1))
+    assert job.state.outcome is not None
+    assert (tries, job.state.outcome.exit_code) == (4, 1)
+    assert job.state.outcome.reason.startswith("it ended the same way 4 times in a row, while its command had no ranks")
+
+
+def test_another_end_of_the_command_and_the_next_torchrun_begin_anew():
+    job = Scenario("1").running()
+    for _ in range(3):
+        job.torchrun_finished(0)
+        for ends in (by_sigterm, by_sigterm, by_a_shell, by_sigterm):
+            job.wait(timedelta(minutes=20))
+            ends(job, 0)
+        job.wait(timedelta(minutes=1))
+        assert job.state.outcome is None
+        job.ready(0).steps()
 
 
 def restart(job: Scenario) -> None:

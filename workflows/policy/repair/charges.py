@@ -129,17 +129,27 @@ def raised_again(case: Case) -> RaisedError | None:
 
 
 def early_end(case: Case) -> EarlyEnd | None:
-    """The culprit's end, with how often in a row it came, if it came soon after the start of the world and before a
-    step, and its class says neither who caused it nor that another node did."""
+    """The culprit's end, with how often in a row it came, if its class says neither who caused it nor that another node
+    did, and it came soon after the start of the world and before a step, or without any ranks."""
     culprit, state = case.culprit, case.state
-    if culprit.failure in NEED_PROGRESS | NODE_FAILURES | VICTIMS or state.world_decided_at is None:
+    if culprit.failure in NEED_PROGRESS | NODE_FAILURES | VICTIMS or (culprit.exit_code, culprit.signal) == (
+        None,
+        None,
+    ):
         return None
-    stepped = any(node.stepped >= state.generation for node in state.members)
-    if stepped or culprit.time - state.world_decided_at > _EARLY:
-        return None
-    if culprit.exit_code is None and culprit.signal is None:
-        return None
-    end = EarlyEnd(rank=culprit.rank, exit_code=culprit.exit_code, signal=culprit.signal, generation=state.generation)
+    # However long a command works without ranks, the next try gains nothing on it.
+    without_ranks = state.between_stages or state.world is None
+    if not without_ranks:
+        stepped = any(node.stepped >= state.generation for node in state.members)
+        if stepped or state.world_decided_at is None or culprit.time - state.world_decided_at > _EARLY:
+            return None
+    end = EarlyEnd(
+        rank=culprit.rank,
+        exit_code=culprit.exit_code,
+        signal=culprit.signal,
+        generation=state.generation,
+        without_ranks=without_ranks,
+    )
     return end.after(state.memory.early_end)
 
 

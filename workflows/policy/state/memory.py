@@ -27,14 +27,17 @@ class RaisedError(Message):
 
 
 class EarlyEnd(Message):
-    """The end of a rank soon after the start of its world, perhaps the same several times in a row."""
+    """The end of a rank soon after the start of its world, or of a command that has no ranks, perhaps the same several
+    times in a row."""
 
     rank: int
     """Its node (slot)."""
     exit_code: int | None = None
     signal: int | None = None
     generation: int = 0
-    """The world that it ended."""
+    """The world that it ended; without ranks, the newest one before it."""
+    without_ranks: bool = False
+    """It is the end of a command before its first torchrun or after a complete one, where it can gain no step."""
     times: int = 1
 
     def after(self, before: EarlyEnd | None) -> Self:
@@ -42,10 +45,12 @@ class EarlyEnd(Message):
 
         A world in between that ended otherwise, by a request or a drained node, may have made any number of steps.
         """
-        if before is None or before.generation + 1 != self.generation:
+        last = self.generation if self.without_ranks else self.generation - 1
+        if before is None or before.generation != last:
             return self
-        # Each node of a script that ends by an exit code of its own does so, and any of them may report it first.
-        rank = before.rank if self.exit_code is None else self.rank
+        # Each node of a script that ends by an exit code of its own does so, and any of them may report it first. The
+        # same holds for the line of a command after its ranks.
+        rank = before.rank if self.exit_code is None and not self.without_ranks else self.rank
         same = before.replace(times=self.times, generation=self.generation, rank=rank) == self
         return self.replace(times=before.times + 1) if same else self
 

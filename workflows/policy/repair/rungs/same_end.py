@@ -1,4 +1,5 @@
-"""Pauses before the next restart of a rank that ends the same way soon after each start, and stops the job in the end.
+"""Pauses before the next restart of a rank that ends the same way soon after each start, or of a command that does so
+while it has no ranks, and stops the job in the end.
 
 What kills it from outside, such as a machine's shortage of memory, may pass within a pause. What does not is the
 script's own, whatever its exit code says.
@@ -24,12 +25,22 @@ def decide(case: Case) -> Verdict | None:
     if end is None or end.times == 1:
         return None
     if end.times > case.job.retry.no_progress_limit:
-        again = f"{count(end.times, 'time')} in a row, soon after the start and without a step"
         rule = 'same-end/1 "the same end soon after each start: it is the script"'
+        when = "soon after the start and without a step"
+        if end.without_ranks:
+            rule = 'same-end/3 "the same end of the command, which had no ranks: it is the command"'
+            when = "while its command had no ranks"
+        again = f"{count(end.times, 'time')} in a row, {when}"
         return stop(case, rule, f"it ended the same way {again}: {case.culprit.text}", 1)
+    if case.state.world is None:
+        # The node is replaced, after pauses of its own.
+        return None
     until = case.interruption.since + backoff(end.times)
     if case.now >= until or case.interruption.unpaused:
         return None
     pause = case.blame('same-end/2 "a pause, which grows while no step is gained"', Wait(until=until), rejected=())
-    again = f"they have ended the same way {count(end.times, 'time')} in a row, soon after the start"
-    return replace(pause, waits=f"restarts the ranks at {until:%H:%M:%S} UTC: {again}")
+    again = f"ended the same way {count(end.times, 'time')} in a row"
+    waits = f"restarts the ranks at {until:%H:%M:%S} UTC: they have {again}, soon after the start"
+    if end.without_ranks:
+        waits = f"starts the command again at {until:%H:%M:%S} UTC: it has {again}, while it had no ranks"
+    return replace(pause, waits=waits)
