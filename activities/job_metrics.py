@@ -21,7 +21,8 @@ from perdure.base.metrics.table import BOTH, WORKER_METRICS
 from perdure.contract import IncidentView, JobPhase
 from perdure.contract.names import TRAINING_JOB, job_of
 from perdure.workflows.policy.record.job_events import JobEvent
-from perdure.workflows.policy.services.datasets import DatasetState, samples_done
+from perdure.workflows.policy.services.dataset_views import samples_done
+from perdure.workflows.policy.services.datasets import DatasetState
 from perdure.workflows.policy.services.spans import size
 from perdure.workflows.policy.state.job import JobState
 from perdure.workflows.policy.state.role import RoleState

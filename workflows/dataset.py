@@ -35,15 +35,8 @@ with workflow.unsafe.imports_passed_through():
     from perdure.workflows.node_record import GroupInput
     from perdure.workflows.patching import bounds_grants, keeps_what_is_done, spaces_tries
     from perdure.workflows.policy.diagnosis.claims import why_beyond
-    from perdure.workflows.policy.services.datasets import (
-        MOST_NAMED,
-        DatasetState,
-        begin,
-        exchange_all,
-        unprocessed,
-        unreadable,
-        view,
-    )
+    from perdure.workflows.policy.services.dataset_views import unprocessed, unreadable, view
+    from perdure.workflows.policy.services.datasets import MOST_NAMED, DatasetState, begin, exchange_all
     from perdure.workflows.policy.services.spans import size
 
 

@@ -39,7 +39,8 @@ from perdure.contract.datasets import Spans
 from perdure.contract.names import dataset_workflow_id
 from perdure.workflows.companion import JobOwner
 from perdure.workflows.dataset import Dataset, DatasetInput
-from perdure.workflows.policy.services.datasets import MOST_FRAGMENTS, DatasetState, exchange, view
+from perdure.workflows.policy.services.dataset_views import view
+from perdure.workflows.policy.services.datasets import MOST_FRAGMENTS, DatasetState, exchange
 from perdure.workflows.policy.services.spans import difference, union
 from perdure_training.node_api.agent_client import Agent
 from perdure_training.shards import ShardingClient

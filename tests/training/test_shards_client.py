@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from perdure.contract import DatasetParameters, ShardRequest, Term
 from perdure.workflows.policy.services import spans
-from perdure.workflows.policy.services.datasets import begin, exchange, view
+from perdure.workflows.policy.services.dataset_views import view
+from perdure.workflows.policy.services.datasets import begin, exchange
 from perdure_training.node_api.agent_client import AgentAway
 from perdure_training.shards import MicroBatches, Shard, ShardingClient, ShardsRefused
 from perdure_training.shards.link import StandaloneLink

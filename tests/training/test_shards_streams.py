@@ -12,7 +12,8 @@ import torch
 from torch.utils.data import DataLoader
 
 from perdure.contract import DatasetParameters, ShardRequest, Term
-from perdure.workflows.policy.services.datasets import DatasetState, begin, exchange, view
+from perdure.workflows.policy.services.dataset_views import view
+from perdure.workflows.policy.services.datasets import DatasetState, begin, exchange
 from perdure_training.shards import ShardBatches, ShardStream, StreamClient
 from perdure_training.shards.link import Link, StandaloneLink
 from tests.support.waiting import wait_for

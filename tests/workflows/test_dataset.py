@@ -38,8 +38,9 @@ from perdure.contract.names import dataset_workflow_id, watch_task_queue
 from perdure.workflows import options
 from perdure.workflows.companion import JobOwner
 from perdure.workflows.dataset import Dataset, DatasetInput
-from perdure.workflows.policy.services import datasets, failed_shards
-from perdure.workflows.policy.services.datasets import MOST_NAMED, DatasetState
+from perdure.workflows.policy.services import dataset_views, datasets, failed_shards
+from perdure.workflows.policy.services.dataset_views import MOST_NAMED
+from perdure.workflows.policy.services.datasets import DatasetState
 from perdure.workflows.policy.services.failed_shards import MOST_TRIES
 from perdure.workflows.policy.services.spans import difference, size, union
 from tests.support.waiting import eventually
@@ -184,8 +185,9 @@ async def test_a_job_names_shards_that_were_set_aside_in_its_status_and_its_resu
 async def test_a_job_tells_that_a_dataset_cannot_be_read_until_it_can_again(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(datasets, "UNREADABLE_AFTER", timedelta())
-    monkeypatch.setattr(datasets, "MOST_IN_VAIN", 1)
+    monkeypatch.setattr(dataset_views, "UNREADABLE_AFTER", timedelta())
+    for room in (datasets, dataset_views):
+        monkeypatch.setattr(room, "MOST_IN_VAIN", 1)
     handle = await submit(fleet, job_spec("1", timing=QUICK_END))
     await running(handle, nodes=1)
     played = await node(fleet, handle, 0)

@@ -13,6 +13,7 @@ from perdure.contract import (
     Term,
 )
 from perdure.contract.datasets import LARGEST_POSITION, MOST_SPANS
+from perdure.workflows.policy.services.dataset_views import view
 from perdure.workflows.policy.services.datasets import (
     MOST_ASIDE,
     MOST_HELD,
@@ -21,7 +22,6 @@ from perdure.workflows.policy.services.datasets import (
     begin,
     exchange,
     exchange_all,
-    view,
 )
 from perdure.workflows.policy.services.failed_shards import MOST_FAILED, MOST_TRIES
 from perdure.workflows.policy.services.spans import size

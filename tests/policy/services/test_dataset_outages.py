@@ -13,7 +13,8 @@ from perdure.contract import (
     ShardRequest,
 )
 from perdure.contract.datasets import Spans
-from perdure.workflows.policy.services.datasets import begin, exchange, samples_done, unreadable
+from perdure.workflows.policy.services.dataset_views import samples_done, unreadable
+from perdure.workflows.policy.services.datasets import begin, exchange
 from perdure.workflows.policy.services.failed_shards import (
     LONGEST_AT_END,
     LONGEST_OUTAGE,

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from perdure.contract.datasets import DatasetParameters, Position, ShardRequest, Term
-from perdure.workflows.policy.services.datasets import begin, exchange, view
+from perdure.workflows.policy.services.dataset_views import view
+from perdure.workflows.policy.services.datasets import begin, exchange
 from perdure.workflows.policy.services.spans import size
 
 WHOLE = DatasetParameters(size=100, shard_size=8, epochs=2)

@@ -20,17 +20,8 @@ from perdure.contract import (
     Term,
 )
 from perdure.contract.datasets import PARTITION_SIZE, Span, Spans
-from perdure.workflows.policy.services.datasets import (
-    MOST_FRAGMENTS,
-    DatasetState,
-    Shards,
-    _rest,
-    begin,
-    exchange,
-    samples_done,
-    unprocessed,
-    view,
-)
+from perdure.workflows.policy.services.dataset_views import samples_done, unprocessed, view
+from perdure.workflows.policy.services.datasets import MOST_FRAGMENTS, DatasetState, Shards, _rest, begin, exchange
 from perdure.workflows.policy.services.failed_shards import MOST_TRIES
 from perdure.workflows.policy.services.spans import difference, intersection, size, union
 

@@ -34,9 +34,7 @@ from perdure.contract.datasets import (
     PARTITION_SIZE,
     DatasetParameters,
     DatasetRequest,
-    DatasetView,
     FailedShard,
-    PartitionView,
     Position,
     SetAside,
     ShardAnswer,
@@ -44,8 +42,6 @@ from perdure.contract.datasets import (
     Span,
     Spans,
     Term,
-    UnprocessedSamples,
-    UnreadableDataset,
 )
 from perdure.workflows.policy.services.failed_shards import (
     LONGEST_AT_END,
@@ -53,10 +49,9 @@ from perdure.workflows.policy.services.failed_shards import (
     MOST_FAILURES,
     MOST_IN_VAIN,
     MOST_TRIES,
-    UNREADABLE_AFTER,
     FailedTries,
 )
-from perdure.workflows.policy.services.spans import difference, intersection, overlaps, size, union
+from perdure.workflows.policy.services.spans import difference, intersection, overlaps, union
 
 MOST_FRAGMENTS = 32
 """Spans that one rank holds. Beyond it, the rank is granted nothing until it has finished some."""
@@ -257,66 +252,6 @@ def exchange(
     )
 
 
-def samples_done(state: DatasetState) -> int:
-    """The samples that ranks have processed, in all epochs."""
-    aside = size(intersection(state.aside, ((0, state.next),) if state.next else ()))
-    return state.next - sum(state.parameters.starts) - size(state.leased) - size(state.free) - aside
-
-
-def unprocessed(state: DatasetState, name: str) -> UnprocessedSamples:
-    """The report to the job about the shards that were set aside."""
-    return UnprocessedSamples(dataset=name, samples=size(state.aside), shards=state.details[:MOST_NAMED])
-
-
-def unreadable(state: DatasetState, name: str, *, ranks: int, now: datetime) -> UnreadableDataset | None:
-    """The report to the job that nothing can be read; None where something can be, or may be while a shard takes long.
-
-    Args:
-        state: The dataset.
-        name: Its name.
-        ranks: The number of ranks that read it.
-        now: The time.
-    """
-    if not state.failures or (state.done_at is not None and now - state.done_at < UNREADABLE_AFTER):
-        return None
-    in_vain = [one for one in state.failures if one.is_in_vain(state.done_at, now)]
-    begun = min((one.since for one in in_vain if one.since is not None), default=now)
-    since = begun if state.done_at is None else max(begun, state.done_at)
-    if now - since < UNREADABLE_AFTER or (len(in_vain) < max(MOST_IN_VAIN, ranks) and _has_others(state)):
-        return None
-    return UnreadableDataset(dataset=name, since=since, error=state.error)
-
-
-def view(state: DatasetState) -> DatasetView:
-    """What users see of a dataset."""
-    return DatasetView(
-        done=samples_done(state),
-        leased=size(state.leased),
-        total=_total(state),
-        partitions=_partitions(state),
-        set_aside_samples=size(state.aside),
-        set_aside=state.details,
-        state_bytes=len(state.model_dump_json()),
-    )
-
-
-def _total(state: DatasetState) -> int | None:
-    if not state.parameters.partitions:
-        return state.parameters.end
-    if not state.complete or max(state.ends) == PARTITION_SIZE:
-        return None
-    return sum(max(end - start, 0) for start, end in zip(state.parameters.starts, state.ends, strict=True))
-
-
-def _partitions(state: DatasetState) -> tuple[PartitionView, ...]:
-    holes = state.position.holes
-    firsts = {first // PARTITION_SIZE: first % PARTITION_SIZE for first, _ in reversed(holes)}
-    return tuple(
-        PartitionView(name=name, next=firsts.get(number, end), end=None if end == PARTITION_SIZE else end)
-        for number, (name, end) in enumerate(zip(state.parameters.partitions, state.ends, strict=False))
-    )
-
-
 def _grow(state: DatasetState, request: ShardRequest) -> DatasetState:
     """Takes in how far a stream has grown, by what ranks know one after the other."""
     if not state.parameters.partitions:
@@ -395,7 +330,7 @@ def _take_in(state: DatasetState, request: ShardRequest, now: datetime | None) -
         known = None if index is None else failures.pop(index)
         tries = 1 if known is None else known.tries + 1
         if now is not None and known is not None and known.is_in_vain(state.done_at, now):
-            others_left = _has_others(state, request.failed) if others_left is None else others_left
+            others_left = has_others(state, request.failed) if others_left is None else others_left
             tries -= others_left or known.is_in_vain(state.done_at, now, LONGEST_AT_END)
         if tries < MOST_TRIES and len(failures) < MOST_FAILURES:
             since = known.since if known is not None and known.since is not None else now
@@ -418,7 +353,7 @@ def _take_in(state: DatasetState, request: ShardRequest, now: datetime | None) -
     )
 
 
-def _has_others(state: DatasetState, failed: tuple[FailedShard, ...] = ()) -> bool:
+def has_others(state: DatasetState, failed: tuple[FailedShard, ...] = ()) -> bool:
     """Whether ranks have or can be leased what has not failed: whether that can be read tells about the storage."""
     if len(state.free) > 2 * MOST_FAILURES:
         return True
