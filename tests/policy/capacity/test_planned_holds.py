@@ -11,65 +11,27 @@ from temporalio.exceptions import ApplicationError
 from perdure.cli.explain import explanation
 from perdure.contract import (
     AwaitNodes,
-    CheckpointRef,
     HoldRequest,
     JobPhase,
     ReplaceNodes,
     RestoreSource,
     ScaleRequest,
     SnapshotUse,
-    StoredCheckpoint,
 )
-from perdure.contract.transitions import NodeEnding, NodeStepping, NodeStoredCheckpoint
+from perdure.contract.transitions import NodeEnding
 from perdure.workflows.policy.behavior import Behavior
-from perdure.workflows.policy.checkpoints import commits, state_loss
-from perdure.workflows.policy.decide import apply_events
+from perdure.workflows.policy.checkpoints import state_loss
 from perdure.workflows.policy.facts.events import (
     RelaunchRequested,
-    ResumeRequested,
     ScaleRequested,
-    SuspendRequested,
     TimePassed,
 )
 from perdure.workflows.policy.record.projections import next_action, warnings_of
-from perdure.workflows.policy.state.checkpoint import DurableCheckpoint
-from perdure.workflows.policy.state.job import JobState
-from perdure.workflows.policy.world.group_desire import desires_of
 from perdure.workflows.requests import check_scale
+from tests.policy.capacity.holds import ALONE, PROBLEM, SPLIT, STORAGE, changes, held, hold, size, training
 from tests.policy.capacity.test_planned_changes import make_durable
 from tests.policy.checkpoints.test_commits import restored
-from tests.policy.scenario import UID, Scenario
-
-SPLIT = SnapshotUse(replicated=False, copies=1)
-ALONE = SnapshotUse(replicated=False, copies=0)
-STORAGE: dict[str, Any] = {"checkpoint": {"storage": "file:///ckpt"}}
-PROBLEM = "expert differs between ranks, and a world of another size cannot split that"
-
-
-def training(nodes: str = "3", use: SnapshotUse | None = SPLIT, **spec: Any) -> Scenario:
-    """A job whose ranks keep their state in memory in this way."""
-    job = Scenario(nodes, **spec).running()
-    assert job.state.world is not None
-    for rank in job.state.world.members:
-        job.transition(rank, NodeStepping, generation=job.generation, snapshots=use)
-    return job
-
-
-def hold(job: Scenario) -> HoldRequest | None:
-    return desires_of(job.state)[0].hold
-
-
-def held(job: Scenario, *, step: int = 40, problem: str = "", number: int | None = None, **facts: Any) -> Scenario:
-    """All ranks wait at a step, or say why it would be lost."""
-    request = hold(job)
-    number = number or (request.number if request is not None else 0)
-    checkpoint = CheckpointRef(step=step, run=UID, generation=job.generation)
-    stored = StoredCheckpoint(checkpoint=checkpoint, answers=number, in_memory=True)
-    return job.transition(0, NodeStoredCheckpoint, generation=job.generation, stored=stored, problem=problem, **facts)
-
-
-def size(job: Scenario) -> int:
-    return job.state.world.nodes if job.state.world is not None else 0
+from tests.policy.scenario import Scenario
 
 
 def test_a_world_shrinks_once_its_ranks_wait_at_a_step_with_copies():
@@ -275,105 +237,6 @@ def test_ranks_that_need_not_wait_are_not_waited_for(job: Scenario):
     assert (job.generation, size(job)) == (2, 2)
 
 
-def test_a_suspended_job_keeps_no_memory_to_wait_for():
-    job = training().take(SuspendRequested())
-    assert job.state.phase is JobPhase.SUSPENDED
-    assert any("is in the memory of the nodes only, and lost with them" in one.text for one in job.incident.evidence)
-
-
-WITHIN = timedelta(minutes=1)
-"""`checkpoint.save_timeout`."""
-
-
-@pytest.mark.parametrize("use", [SPLIT, SnapshotUse(replicated=True, copies=0)], ids=["split", "replicated"])
-def test_a_job_is_suspended_at_the_step_that_is_stored(use: SnapshotUse):
-    job = training(use=use, **STORAGE).take(SuspendRequested())
-    assert hold(job) == HoldRequest(number=1, generation=1, stores=1, within=WITHIN)
-    assert desires_of(job.state)[0].checkpoint_request == 1
-    held(job, step=30)
-    assert job.state.phase is JobPhase.RUNNING
-    make_durable(job, step=30, answers=1)
-    assert job.state.phase is JobPhase.SUSPENDED
-    assert any("is durable: all ranks waited at it, and no step is lost" in one.text for one in job.incident.evidence)
-
-
-def test_a_suspension_does_not_have_ranks_wait_that_keep_no_state_in_memory():
-    job = training(use=None, **STORAGE).take(SuspendRequested())
-    assert (hold(job), desires_of(job.state)[0].checkpoint_request) == (None, 1)
-    make_durable(job, answers=1)
-    assert job.state.phase is JobPhase.SUSPENDED
-
-
-def test_a_job_whose_ranks_cannot_wait_is_suspended_once_another_step_is_durable():
-    job = training(**STORAGE).take(SuspendRequested())
-    held(job, problem="rank 1 has no room to save step 30")
-    assert (hold(job), job.state.phase) == (None, JobPhase.RUNNING)
-    make_durable(job, answers=1)
-    assert job.state.phase is JobPhase.SUSPENDED
-    assert not any("no step is lost" in one.text for one in job.incident.evidence)
-
-
-def test_a_resume_has_the_ranks_train_on():
-    job = training(**STORAGE).take(SuspendRequested()).take(ResumeRequested())
-    assert (hold(job), job.state.postponed) == (None, None)
-    make_durable(job, answers=1)
-    job.wait(timedelta(minutes=5))
-    assert (job.generation, job.state.phase) == (1, JobPhase.RUNNING)
-
-
-def test_a_suspension_does_not_take_the_checkpoint_of_a_change_that_waits():
-    job = training(**STORAGE).take(RelaunchRequested(rank=1)).take(SuspendRequested())
-    assert hold(job) == HoldRequest(number=1, generation=1, stores=2, within=WITHIN)
-    make_durable(job, step=20, answers=1)
-    assert (job.state.phase, job.node(1).incarnation) == (JobPhase.RUNNING, 1)
-    make_durable(job, step=30, answers=2)
-    assert job.state.phase is JobPhase.SUSPENDED
-    job = training().take(RelaunchRequested(rank=1))
-    assert hold(job) is not None
-    job.take(SuspendRequested())
-    assert job.state.phase is JobPhase.SUSPENDED, "without a storage nothing is kept"
-
-
-@pytest.mark.parametrize("is_answered", [False, True], ids=["asked", "answered"])
-@pytest.mark.parametrize("failure", ["a rank is killed", "a node is lost"])
-def test_ranks_of_the_world_after_a_failure_wait_at_the_step_that_is_stored_for_a_suspension(
-    failure: str, is_answered: bool
-):
-    job = training(**STORAGE).take(SuspendRequested())
-    if is_answered:
-        held(job, step=30)
-    job.now += timedelta(seconds=10)
-    if failure == "a rank is killed":
-        job.rank_killed(1)
-    else:
-        job.lost(1).removed(1).ready(1)
-    assert job.generation == 2
-    assert hold(job) == HoldRequest(number=2, generation=2, stores=1, within=timedelta(seconds=50))
-    job.steps()
-    assert job.state.phase is JobPhase.RUNNING
-    held(job, step=34)
-    make_durable(job, step=34, answers=1)
-    assert job.state.phase is JobPhase.SUSPENDED
-    assert any("is durable: all ranks waited at it, and no step is lost" in one.text for one in job.incident.evidence)
-
-
-def test_a_step_that_the_ranks_of_an_older_world_have_waited_at_is_not_taken_for_that_of_a_suspension():
-    job = held(training(**STORAGE).take(SuspendRequested()), step=30)
-    job.rank_killed(1).steps()
-    make_durable(job, step=34, answers=1)
-    assert job.state.phase is JobPhase.SUSPENDED
-    assert not any("no step is lost" in one.text for one in job.incident.evidence)
-
-
-def test_a_suspension_of_ranks_that_could_not_wait_requests_nothing_of_those_that_follow():
-    job = training(**STORAGE).take(SuspendRequested())
-    held(job, problem="rank 1 has no room to save step 30")
-    job.rank_killed(1).steps()
-    assert (job.generation, hold(job), job.state.phase) == (2, None, JobPhase.RUNNING)
-    make_durable(job, answers=1)
-    assert job.state.phase is JobPhase.SUSPENDED
-
-
 @pytest.mark.parametrize("spec", [{}, STORAGE], ids=["memory", "storage"])
 def test_ranks_of_the_world_after_a_failure_wait_for_the_copies_of_a_node_that_is_replaced(spec: dict[str, Any]):
     job = training(**spec).take(RelaunchRequested(rank=1))
@@ -398,11 +261,6 @@ def test_ranks_wait_for_no_replacement_of_a_node_that_a_failure_has_replaced():
     assert request is None or request.generation == 1
     job.wait(timedelta(minutes=3))
     assert (job.generation, job.node(1).incarnation, job.state.postponed) == (2, 2, None)
-
-
-def changes(job: Scenario) -> list[str]:
-    """What the entries say was lost by changes."""
-    return [one.text for entry in job.state.incidents for one in entry.evidence if "ranks waited at" in one.text]
 
 
 @pytest.mark.parametrize(
@@ -443,41 +301,6 @@ def test_a_change_whose_worker_is_always_late_is_made_and_claims_no_step():
     assert text.startswith("all ranks waited at step 40, and had trained on when the change was made")
 
 
-def test_a_suspension_whose_worker_is_always_late_claims_no_step():
-    job = training(**STORAGE).take(SuspendRequested())
-    for number in range(1, 5):
-        assert job.state.phase is JobPhase.RUNNING
-        request = hold(job)
-        assert request is not None
-        asked_at = job.now
-        job.now += timedelta(minutes=5)
-        checkpoint = CheckpointRef(step=40 + number, run=UID, generation=1)
-        waiting = StoredCheckpoint(checkpoint=checkpoint, answers=request.number, in_memory=True)
-        job.whole = apply_events(
-            job.whole,
-            [
-                NodeStoredCheckpoint(
-                    rank=0,
-                    incarnation=1,
-                    time=asked_at + timedelta(seconds=5),
-                    generation=1,
-                    stored=waiting,
-                ),
-            ],
-            job.job,
-            job.now,
-        )
-        if number == 4:
-            known = job.state.checkpoints
-            durable = DurableCheckpoint(checkpoint=checkpoint, committed_at=asked_at)
-            job.state = job.state.replace(checkpoints=known.replace(durable=durable, answered=known.requests))
-        job.take(TimePassed())
-    assert job.state.phase is JobPhase.SUSPENDED
-    [text] = [one.text for one in job.incident.evidence if "is durable" in one.text]
-    assert "no step is lost" not in text
-    assert "had trained on when the change was made" in text
-
-
 def test_a_change_that_was_refused_is_not_begun_again_before_its_time():
     job = training().take(ScaleRequested(minimum=2, maximum=2))
     held(job, problem=PROBLEM)
@@ -493,91 +316,6 @@ def test_an_answer_of_another_world_or_request_counts_for_nothing():
     job.take(ScaleRequested(minimum=3, maximum=3))
     assert (hold(job), job.state.postponed) == (None, None)
     assert (job.generation, job.state.phase) == (1, JobPhase.RUNNING)
-
-
-def reset(job: Scenario, *, to: Scenario) -> Scenario:
-    """The job has forgotten what has happened since."""
-    job.whole = to.whole
-    job.whole = job.whole.with_view(commits.renumber(job.state, job.now))
-    return job
-
-
-def test_a_job_that_was_reset_gives_no_number_again_that_its_ranks_have_followed():
-    job, before = training(), training()
-    job.take(ScaleRequested(minimum=2, maximum=2))
-    followed = hold(job)
-    assert followed is not None
-    held(job, problem=PROBLEM)
-    reset(job, to=before).take(ScaleRequested(minimum=2, maximum=2))
-    request = hold(job)
-    assert request is not None
-    assert (request.number > followed.number, request.generation) == (True, followed.generation)
-    held(job, number=followed.number)
-    assert (job.generation, job.state.postponed is not None) == (1, True), "that was the answer to another request"
-    held(job)
-    job.those_that_leave_end()
-    assert (job.generation, size(job)) == (2, 2)
-
-
-@pytest.mark.parametrize("change", [ScaleRequested(minimum=2, maximum=2), SuspendRequested()], ids=["scale", "suspend"])
-def test_a_request_whose_answer_a_reset_job_may_have_forgotten_is_made_again(change: Any):
-    spec = STORAGE if isinstance(change, SuspendRequested) else {}
-    before = training(**spec).take(change)
-    job = training(**spec).take(change)
-    held(job, problem=PROBLEM)
-    followed = hold(before)
-    assert followed is not None
-    job.wait(timedelta(seconds=20))
-    reset(job, to=before)
-    request = hold(job)
-    assert request is not None
-    assert request.number > followed.number
-    assert request == followed.replace(number=request.number, stores=job.state.checkpoints.requests if spec else 0)
-    held(job, step=50)
-    if spec:
-        make_durable(job, step=50, answers=request.stores)
-        assert job.state.phase is JobPhase.SUSPENDED
-    else:
-        job.those_that_leave_end()
-        assert (job.generation, size(job)) == (2, 2)
-    assert any("no step is lost" in one.text for one in job.incident.evidence)
-
-
-def test_ranks_that_wait_until_they_are_ended_go_on_waiting_when_their_job_is_reset():
-    before, job = (held(training().take(ScaleRequested(minimum=2, maximum=2))) for _ in range(2))
-    request = hold(reset(job, to=before))
-    assert request is not None
-    assert request == hold(before)
-    job.those_that_leave_end()
-    assert (job.generation, size(job)) == (2, 2)
-
-
-def test_ranks_whose_stored_step_a_reset_job_may_have_forgotten_store_another_one():
-    before, job = (held(training(**STORAGE).take(SuspendRequested())) for _ in range(2))
-    followed, request = hold(before), hold(reset(job, to=before))
-    assert followed is not None
-    assert request is not None
-    assert (followed.stores, request.number > followed.number) == (1, True)
-    assert request.stores == job.state.checkpoints.requests > 1
-    held(job, step=42)
-    make_durable(job, step=42, answers=request.stores)
-    assert job.state.phase is JobPhase.SUSPENDED
-    assert any("all ranks waited at it, and no step is lost" in one.text for one in job.incident.evidence)
-
-
-@pytest.mark.parametrize("is_answered", [False, True], ids=["asked", "answered"])
-def test_a_job_that_continues_as_new_while_its_ranks_wait_makes_the_change(is_answered: bool):
-    job = training().take(ScaleRequested(minimum=2, maximum=2))
-    request = hold(job)
-    if is_answered:
-        held(job)
-    job.whole = JobState.model_validate(job.whole.model_dump(mode="json"))
-    assert hold(job) == request
-    if not is_answered:
-        held(job)
-    job.those_that_leave_end()
-    assert (job.generation, size(job)) == (2, 2)
-    assert any("no step is lost" in one.text for one in job.incident.evidence)
 
 
 def test_an_older_run_does_not_wait():
