@@ -38,6 +38,9 @@ class Expected:
     """Seconds from the fault until the job must know of it."""
     interruptions: int = 1
     """How often the job is interrupted: a fault that comes again is repaired, and stops the job in the end."""
+    before: str = ""
+    """Of two faults at once: the class of the incident before, where the job hears of one first. It may tell of both as
+    one interruption, too."""
     stops: bool = False
     """The job stops because of it, and does not train again."""
     hang: str = ""
@@ -152,12 +155,19 @@ def _judge_repair(outcome: Outcome, expected: Expected, story: Story) -> Outcome
         wrong = {"class_ok": False, "culprit_ok": False, "action_ok": False}
         return outcome.model_copy(update={"problem": "no incident", **wrong})
     first, last = told[0], told[-1]
+    apart = bool(expected.before) and [_class_of(one, kind=False) for one in told[:-1]] == [expected.before]
     ends = last.stopped if expected.stops else story.trains and not last.stopped
     compared = {
-        "class": (_class_of(first, kind=bool(expected.hang)), f"{expected.failure} {expected.hang}".strip()),
-        "culprit": (sorted(_culprits_of(first)), sorted(expected.culprits)),
+        "class": (
+            _class_of(last if apart else first, kind=bool(expected.hang)),
+            f"{expected.failure} {expected.hang}".strip(),
+        ),
+        "culprit": (
+            sorted(_culprits_of(first) | (_culprits_of(last) if apart else set())),
+            sorted(expected.culprits),
+        ),
         "action": (
-            (sorted(action.kind for action in last.actions), len(told), ends),
+            (sorted(action.kind for action in last.actions), len(told) - apart, ends),
             (sorted(expected.actions), expected.interruptions, True),
         ),
     }

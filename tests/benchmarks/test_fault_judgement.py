@@ -79,6 +79,23 @@ def test_each_wrong_claim_and_each_further_interruption_is_found(
     assert outcome.problem
 
 
+@pytest.mark.parametrize(
+    ("told", "passes"),
+    [
+        ([incident(failure=FailureClass.NODE_LOST, also_failed=(2,))], True),
+        ([incident(), incident(number=2, failure=FailureClass.NODE_LOST, culprit=2)], True),
+        ([incident(failure=FailureClass.NODE_LOST, culprit=2), incident(number=2)], False),
+        ([incident(), incident(number=2, failure=FailureClass.NODE_LOST, culprit=0)], False),
+        ([incident(), incident(number=2), incident(number=3, failure=FailureClass.NODE_LOST, culprit=2)], False),
+        ([incident()], False),
+    ],
+    ids=["as one", "one after the other", "in another order", "of another node", "with a third", "of one alone"],
+)
+def test_two_faults_at_once_may_be_told_one_after_the_other(told: list[IncidentView], passes: bool):
+    both = Expected("NODE_LOST", frozenset({1, 2}), frozenset({"RESTART_RANKS"}), before="KILLED")
+    assert judged(*told, expected=both).passed == passes
+
+
 def test_a_fault_that_is_found_late_does_not_pass():
     outcome = judged(incident(after=1.5))
     assert (outcome.class_ok, outcome.culprit_ok, outcome.action_ok) == (True, True, True)
