@@ -24,20 +24,36 @@ class Server:
     """The server of a network file system, which answers calls until it hangs."""
 
     def __init__(self) -> None:
-        self.answers = threading.Event()
+        self.mounts = [threading.Event()]
         self.answers.set()
+        self.waits: list[threading.Event] = []
+        """The mount of each call that waits."""
         self.pieces_before = 0
         """Pieces of a large file that it gives before it hangs."""
-        self.waiting = 0
+
+    @property
+    def waiting(self) -> int:
+        return len(self.waits)
+
+    @property
+    def hangs(self) -> bool:
+        """A call of the newest mount waits."""
+        return self.answers in self.waits
+
+    @property
+    def answers(self) -> threading.Event:
+        """Set: the newest mount answers."""
+        return self.mounts[-1]
 
     def wait(self) -> None:
-        self.waiting += 1
-        self.answers.wait(DEADLINE)
-        self.waiting -= 1
+        mount = self.answers
+        self.waits.append(mount)
+        mount.wait()
+        self.waits.remove(mount)
 
     def mount_again(self) -> None:
         """It answers all further calls, and none of those that wait."""
-        self.answers = threading.Event()
+        self.mounts.append(threading.Event())
         self.answers.set()
 
 
@@ -50,7 +66,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
 
         def result(self, timeout: float | None = None) -> Any:
             if timeout is not None:
-                wait_for(lambda: self.done() or played.waiting)
+                wait_for(lambda: self.done() or played.hangs)
             return super().result(None if timeout is None else 0)
 
     monkeypatch.setattr(answering_storage, "Future", Answer)
@@ -77,7 +93,8 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     try:
         yield played
     finally:
-        played.answers.set()
+        for mount in played.mounts:
+            mount.set()
 
 
 @pytest.fixture
@@ -121,10 +138,15 @@ def test_a_storage_that_hangs_is_named_with_the_file_and_the_remedy(
     assert answer(asked, patience=DEADLINE)
 
 
-def test_a_storage_that_is_mounted_again_is_read_although_earlier_calls_wait_forever(
-    server: Server, link: StorageLink, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+@pytest.fixture
+def tries_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An agent that begins after it tries a call that hangs again at once."""
     monkeypatch.setattr(further_tries, "_FIRST_PAUSE", 0.0)
+
+
+def test_a_storage_that_is_mounted_again_is_read_although_earlier_calls_wait_forever(
+    server: Server, tries_at_once: None, link: StorageLink, tmp_path: Path
+):
     before, asked = server.answers, {"request": "verify", "share": [0, 1], "folder": FOLDER}
     stored_folder(tmp_path, content=b"begin", records={})
     before.clear()

@@ -259,7 +259,9 @@ async def test_ranks_that_wait_in_a_collective_are_reported_early_where_no_pause
     watch.end()
     assert (early.early, early.collectives, early.ranks[0].collectives) == (True, (in_collective(7),), (0,))
     assert early.stacks
-    assert (bench.group.of(Stall), reader.asked, reader.signals) == ([], 2, 1)
+    assert not bench.group.of(Stall)
+    # It looks again and again until the stall is over.
+    assert reader.signals == reader.asked - 1 >= 1
 
 
 @pytest.mark.parametrize("own", [(), (in_collective(7, ended=True),)])
