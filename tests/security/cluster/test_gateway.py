@@ -212,7 +212,7 @@ async def test_a_shell_in_a_training_container_finds_nothing(
         spec = job_of(job.namespace, command, SHELL.parent, results, rendezvous="env", nproc_per_node=1)
         await client.submit(spec)
         found: dict[str, Any] = {}
-        async with asyncio.timeout(90), aclosing(client.logs(spec["name"], follow=True)) as log:
+        async with asyncio.timeout(300), aclosing(client.logs(spec["name"], follow=True)) as log:
             async for line in log:
                 if line.text.startswith("{"):
                     found = json.loads(line.text)
