@@ -1,4 +1,4 @@
-"""When a call of the storage that does not return is tried again beside it.
+"""When a call of the storage that does not return is tried again while it waits.
 
 A call to a network file system whose server is gone may wait forever, also where the file system has been mounted again
 since: a later call reaches the new mount. Each call that waits keeps a thread.

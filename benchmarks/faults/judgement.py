@@ -155,7 +155,7 @@ def _judge_repair(outcome: Outcome, expected: Expected, story: Story) -> Outcome
         wrong = {"class_ok": False, "culprit_ok": False, "action_ok": False}
         return outcome.model_copy(update={"problem": "no incident", **wrong})
     first, last = told[0], told[-1]
-    apart = bool(expected.before) and [_class_of(one, kind=False) for one in told[:-1]] == [expected.before]
+    apart = bool(expected.before) and [_class_of(incident, kind=False) for incident in told[:-1]] == [expected.before]
     ends = last.stopped if expected.stops else story.trains and not last.stopped
     compared = {
         "class": (

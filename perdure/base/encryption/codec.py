@@ -307,5 +307,5 @@ class _PayloadConverter(CompositePayloadConverter):
     def __init__(self) -> None:
         usual = PydanticPayloadConverter().converters.values()
         own = _Json()
-        others = (one for one in usual if one.encoding != own.encoding)
+        others = (converter for converter in usual if converter.encoding != own.encoding)
         super().__init__(*others, own, _Refused(), _Unreadable())
